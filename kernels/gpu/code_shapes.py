@@ -1,25 +1,38 @@
 """Which kernel multiplies a weight in words (``word_weight``) with so many rows, and how it is cut.
 
-Tables by layer, from ``python -m penstock.loadtest.quantized_kernels``; layers that are not in them
-have what was reckoned: as much of W under way as a multiprocessor needs to be busy (about 20 KiB),
-and programs for all of them.
+Tables by layer, from ``python -m penstock.loadtest.quantized_kernels`` on an H100; layers that are
+not in them have what suits such layers there: of codes of four bits four warps a program, since
+what they unpack keeps them busy, and programs for all multiprocessors.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.kernels.gpu.device_facts import multiprocessors
+import torch
+
+from penstock.kernels.gpu.device_facts import device_capability, multiprocessors
 from penstock.kernels.gpu.few_rows_codes import Shape
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes
+from penstock.kernels.gpu.fp8_linear import BLOCK
 from penstock.kernels.gpu.many_rows_codes import TileShape
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
 from penstock.kernels.gpu.word_weight import WordWeight
 
 FEW_ROWS = 16
 """Up to so many rows programs multiply all rows with some rows of W ..."""
-TILED_ROWS = 255
-"""... up to so many with tiles of codes; for more the weight is widened for the library."""
+TILED_ROWS = 256
+"""... up to so many with tiles of codes; for more the weight is widened for the library. Of a layer
+of Qwen3-8B with 256 rows tiles take 131 µs and what is widened 226, with 2,048 rows 963 and 638 (gate
+and up, int8)."""
+ROW_CLASSES = (8, 16, 32, 64, 128, 256, 512)
+"""The most rows that one compiled kernel is for, and, last, more than have one."""
+_MOST_STEPS = 32
+"""Of a kernel without a loop: more take long to compile."""
+_LEAST_CAPABILITY = (8, 0)
+"""bf16 pairs are subtracted in one instruction from there on."""
+_FP8_CAPABILITIES = ((9, 0),)
+"""Where ``torch._scaled_mm`` takes a scale for each row of both operands, and was measured."""
 
 
 class Layer(NamedTuple):
@@ -30,37 +43,129 @@ class Layer(NamedTuple):
     """Of x, at most: 8 or 16, or of a tile: 32, 64 or 128."""
 
 
-FEW: dict[Layer, Shape] = {}
-"""Measured."""
-TILED: dict[Layer, TileShape] = {}
-"""Likewise."""
+_GATE_UP, _DOWN, _QKV, _OUT, _HEAD = (
+    (24576, 4096), (4096, 12288), (6144, 4096), (4096, 4096), (151936, 4096),
+)  # fmt: skip
+FEW: dict[Layer, Shape] = {
+    Layer(kind, *layer, rows): shape
+    for kind in ("int8", "fp8")
+    for layer, rows, shape in (
+        (_GATE_UP, 8, Shape(1, 8, 4, 2)), (_GATE_UP, 16, Shape(2, 4, 8, 2)),
+        (_DOWN, 8, Shape(1, 8, 8, 2)), (_DOWN, 16, Shape(1, 8, 8, 2)),
+        (_QKV, 8, Shape(1, 8, 4, 2)), (_QKV, 16, Shape(2, 4, 8, 2)),
+        (_OUT, 8, Shape(1, 8, 8, 2)), (_OUT, 16, Shape(1, 8, 8, 2)),
+        (_HEAD, 8, Shape(1, 8, 8, 2)), (_HEAD, 16, Shape(2, 4, 8, 2)),
+    )
+} | {
+    Layer("int4", *layer, rows): shape
+    for rows in (8, 16)
+    for layer, shape in (
+        (_GATE_UP, Shape(1, 4, 8, 2)), (_DOWN, Shape(1, 8, 4, 1)), (_QKV, Shape(1, 4, 8, 2)),
+        (_OUT, Shape(1, 4, 8, 2)), (_HEAD, Shape(1, 4, 8, 2)),
+    )
+}  # fmt: skip
+"""Measured with 1, 4 and 16 rows: W of 2.1 to 3.0 TB/s in codes of 8 bits, of 1.5 to 3.1 in int4."""
+TILED: dict[Layer, TileShape] = {
+    Layer(kind, *layer, 64): shape
+    for kind in ("int8", "fp8", "int4")
+    for layer, shape in (
+        (_GATE_UP, TileShape(64, 128, 4, 3) if kind == "int4" else TileShape(64, 64, 4, 4)),
+        (_DOWN, TileShape(64, 64, 4, 4, 4)), (_QKV, TileShape(64, 64, 4, 4)),
+        (_OUT, TileShape(64, 64, 4, 4, 4)), (_HEAD, TileShape(64, 128, 4, 3)),
+    )
+}  # fmt: skip
+"""Measured with 64 rows."""
 
 
-def few_shape(weight: WordWeight, rows: int, *, gated: bool = False) -> Shape | None:
-    """For up to ``FEW_ROWS`` rows; ``None``: its width cannot be shared by warps."""
+def why_not_words(dtype: torch.dtype) -> str:
+    """Why no kernel for words computes with activations of this type here; empty if they do. The
+    interpreter takes fp32."""
+    capability = device_capability()
+    if capability is not None and capability < _LEAST_CAPABILITY:
+        return "they need compute capability 8.0, not {}.{}".format(*capability)
+    if dtype == torch.bfloat16 or (capability is None and dtype == torch.float32):
+        return ""
+    name = str(dtype).removeprefix("torch.")
+    return f"activations are {name}; --dtype bfloat16 has them"
+
+
+def few_shape(
+    weight: WordWeight, rows: int, *, gated: bool = False, divided: bool = False
+) -> Shape | None:
+    """For up to ``FEW_ROWS`` rows; divided: programs may share the width, for parts of the sum.
+    ``None``: its width cannot be shared by warps, or has too many steps for them."""
     outputs, inputs = weight.shape
     most = 8 if rows <= 8 else 16
-    found = FEW.get(Layer(weight.kind, outputs, inputs, most))
-    if found is not None and not (gated and found.blocks % 2):
-        return found
-    warps = next((count for count in (8, 4, 2, 1) if few_takes(weight, count)), 0)
-    if not warps:
+    found = FEW.get(Layer(weight.kind, outputs, inputs, most)) or _reckoned(weight, most)
+    if found is None:
         return None
-    least = 2 if gated else 1
-    programs = outputs // 16
-    blocks = 2 if most > 8 and programs % 2 == 0 and programs >= 4 * multiprocessors() else least
-    if outputs % (16 * blocks):
-        return None
-    return Shape(blocks, warps, max(1, 8 // blocks), 2 if most == 8 else 1)
+    if gated and found.blocks % 2:
+        found = found._replace(blocks=2 * found.blocks, depth=max(1, found.depth // 2))
+    if found.splits > 1 and not divided:
+        found = found._replace(splits=1)
+    return None if outputs % (16 * found.blocks) else found
 
 
-def tile_shape(weight: WordWeight, rows: int) -> TileShape | None:
-    """For more rows, in one sum; ``None``: its width is not whole tiles."""
+def _reckoned(weight: WordWeight, most: int) -> Shape | None:
+    outputs, count = weight.words.shape
+    usual = 4 if weight.kind == "int4" else 8
+    for warps in (usual, 2 * usual, usual // 2, 1):
+        if few_takes(weight, warps) and count // (16 * warps) <= _MOST_STEPS:
+            programs = outputs // 16
+            many = programs % 2 == 0 and programs >= 4 * multiprocessors()
+            if most > 8 and many and weight.kind != "int4":
+                return Shape(2, warps, 4, 2)
+            return Shape(1, warps, 8, 2)
+    return None
+
+
+def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileShape | None:
+    """For more rows; divided: as in ``few_shape``. ``None``: its width is not whole tiles."""
     outputs, inputs = weight.shape
-    most = next((each for each in (32, 64) if rows <= each), 128)
+    most = next((each for each in (16, 32, 64) if rows <= each), 128)
     found = TILED.get(Layer(weight.kind, outputs, inputs, most))
-    if found is not None:
-        return found
-    columns = 64 if most < 128 and outputs // 128 < multiprocessors() else 128
-    shape = TileShape(most, columns, 8 if most * columns > 8192 else 4, 3)
-    return shape if many_takes(weight, shape) else None
+    if found is None:
+        few_programs = outputs // 128 < multiprocessors()
+        columns = 64 if most < 128 and few_programs else 128
+        found = TileShape(most, columns, 8 if most * columns > 8192 else 4, 3)
+        if divided and most <= 64 and few_programs:
+            found = found._replace(stages=4, splits=_splits(weight, found))
+    if found.splits > 1 and not divided:
+        found = found._replace(splits=1)
+    return found if many_takes(weight, found) else None
+
+
+def _splits(weight: WordWeight, shape: TileShape) -> int:
+    """The most programs up to four that can share the width."""
+    return next(
+        count for count in (4, 3, 2, 1)
+        if count == 1 or many_takes(weight, shape._replace(splits=count))
+    )  # fmt: skip
+
+
+def product_shape(
+    weight: WordWeight, rows: int, *, divided: bool = False
+) -> Shape | TileShape | None:
+    """What multiplies so many rows; ``None``: the library, with the widened weight."""
+    if rows > TILED_ROWS:
+        return None
+    few = few_shape(weight, rows, divided=divided) if rows <= FEW_ROWS else None
+    return few or tile_shape(weight, rows, divided=divided)
+
+
+def takes_fp8(weight: WordWeight, dtype: torch.dtype) -> bool:
+    """Whether a weight may be multiplied with activations in e4m3 here: it has a scale for each
+    row, or one for each block of 128 columns."""
+    if weight.kind != "fp8" or weight.zeros is not None or dtype != torch.bfloat16:
+        return False
+    if device_capability() not in _FP8_CAPABILITIES:
+        return False
+    return in_rows(weight) or in_blocks(weight)
+
+
+def in_rows(weight: WordWeight) -> bool:
+    return weight.scales is None and weight.factor is not None
+
+
+def in_blocks(weight: WordWeight) -> bool:
+    return weight.scales is not None and weight.group == BLOCK and weight.factor is None

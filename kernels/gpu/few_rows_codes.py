@@ -46,6 +46,8 @@ class Shape(NamedTuple):
     """Steps of W in flight: so many registers of a thread times eight times ``blocks``."""
     x_depth: int
     """Steps of x in flight."""
+    splits: int = 1
+    """Programs that share the width."""
 
 
 @triton.jit
@@ -194,25 +196,26 @@ def _few_rows_codes_kernel(
     ROW_WORDS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
     SCALED: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, BIAS: tl.constexpr,
     GATED: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    DEPTH: tl.constexpr, X_DEPTH: tl.constexpr, EARLY: tl.constexpr,
+    DEPTH: tl.constexpr, X_DEPTH: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """``16 BLOCKS`` rows of W a program, times ``8 GROUPS`` rows of x."""
+    """``16 BLOCKS`` rows of W a program, times ``8 GROUPS`` rows of x, over a part of the width."""
     outs: tl.constexpr = 8 * BLOCKS if GATED else 16 * BLOCKS
     SUBS: tl.constexpr = 4 if KIND == 0 else 2
     NEAR: tl.constexpr = 32 if KIND == 0 else 8
     step_columns: tl.constexpr = 32 * SUBS
-    steps: tl.constexpr = ROW_WORDS // WARPS // 16
+    steps: tl.constexpr = ROW_WORDS // (WARPS * SPLITS) // 16
     PARTS: tl.constexpr = max(1, step_columns // GROUP)
     first = tl.program_id(0) * outs
+    split = tl.program_id(1)
     upward = columns.to(tl.int64) * ROW_WORDS
     at = tl.arange(0, 16 * WARPS)[:, None]
     row_of_tile = at // (8 * WARPS) * 8 + at % 8
-    warp_of_tile = at // 8 % WARPS
+    warp_of_tile = split * WARPS + at // 8 % WARPS
     place = row_of_tile * ROW_WORDS + warp_of_tile * (steps * 16) + tl.arange(0, 16)[None, :]
     source = words + first.to(tl.int64) * ROW_WORDS + place
     zeros_stride = columns * 2 if GATED else columns
     # Of a total: scales of its rows, in the group of its warp.
-    warp = tl.arange(0, WARPS)[:, None, None]
+    warp = split * WARPS + tl.arange(0, WARPS)[:, None, None]
     line = first + tl.arange(0, 16)[None, :, None]
 
     tiles = ()
@@ -242,7 +245,8 @@ def _few_rows_codes_kernel(
         column = near // 8 * 16 + near % 8
     begin_early(EARLY)
 
-    x_source = x + eighth * x_stride + row // 8 * (steps * step_columns) + column
+    share = split * WARPS + row // 8
+    x_source = x + eighth * x_stride + share * (steps * step_columns) + column
     x_tiles = ()
     for step in tl.static_range(X_DEPTH):
         here = x_source + step * step_columns
@@ -291,7 +295,8 @@ def _few_rows_codes_kernel(
             if FACTOR:
                 result *= tl.load(factor + of)
             if BIAS:
-                result += tl.load(bias + of).to(tl.float32)
+                added = tl.load(bias + of, mask=(split == 0) & (of < columns), other=0.0)
+                result += added.to(tl.float32)
             if GATED:
                 up = tl.sum(totals[(BLOCKS // 2 + block) * GROUPS + group], 0)
                 if FACTOR:
@@ -300,12 +305,12 @@ def _few_rows_codes_kernel(
                     up += tl.load(bias + columns + of).to(tl.float32)
                 result = silu_and_mul(result, up)
             row_of_out = group * 8 + near_row
-            target = out + row_of_out * out_stride + of
+            target = out + (split * rows + row_of_out) * out_stride + of
             tl.store(target, result.to(out.dtype.element_ty), mask=row_of_out < rows)
 
 
 def takes(weight: WordWeight, warps: int) -> bool:
-    """Whether so many warps can share the width."""
+    """Whether so many warps, of all programs that share it, can share the width."""
     return weight.words.shape[1] % (_STEP_WORDS * warps) == 0 and weight.group % 32 == 0
 
 
@@ -314,17 +319,18 @@ def few_rows_codes(
     gated: bool = False,
 ) -> None:  # fmt: skip
     """x: [R, K]; weight: [N, K], or [2 N, K] if ``gated``; bias: as many as the weight's rows; out:
-    [R, N]; any distance between rows of x and of out. One program holds all R rows in registers:
-    meant for up to 32."""
-    rows, columns = out.shape
-    blocks, warps, depth, x_depth = shape
-    steps = weight.words.shape[1] // (_STEP_WORDS * warps)
+    [R, N], any distance between rows of x and of out; or with ``splits`` of the shape above 1, and
+    no gate, [splits, R, N] in fp32, contiguous, whose sum is the product. One program holds all R
+    rows in registers: meant for up to 32."""
+    rows, columns = len(x), out.shape[-1]
+    blocks, warps, depth, x_depth, splits = shape
+    steps = weight.words.shape[1] // (_STEP_WORDS * warps * splits)
     scales = weight.scales
-    _few_rows_codes_kernel[(columns // ((8 if gated else 16) * blocks),)](
+    _few_rows_codes_kernel[(columns // ((8 if gated else 16) * blocks), splits)](
         x, weight.words, scales, weight.zeros, weight.factor, bias, out, rows, columns, x.stride(0),
-        out.stride(0), 0 if scales is None else scales.shape[1], weight.words.shape[1],
+        out.stride(-2), 0 if scales is None else scales.shape[1], weight.words.shape[1],
         KINDS[weight.kind], weight.group, weight.rows, scales is not None, weight.zeros is not None,
         weight.factor is not None, bias is not None, gated, -(-rows // 8), blocks, warps,
-        min(depth, steps), min(x_depth, steps), EARLY,
+        min(depth, steps), min(x_depth, steps), splits, EARLY,
         num_warps=warps, launch_pdl=EARLY,
     )  # fmt: skip

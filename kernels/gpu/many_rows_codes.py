@@ -26,11 +26,9 @@ from torch import Tensor
 from penstock.kernels.gpu.code_pairs import e4m3_pairs, int8_pairs, nibble_pairs, numbers_of
 from penstock.kernels.gpu.device_functions import dot
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.word_weight import KINDS, WordWeight
+from penstock.kernels.gpu.word_weight import KINDS, SPACE_BYTES, WordWeight
 
 _ZERO = tl.constexpr(0x43084308)
-_PIECE_BYTES = 32 << 20
-"""Of a weight that is widened at once: with as much of x and out it stays in the L2 cache."""
 
 
 class TileShape(NamedTuple):
@@ -218,7 +216,7 @@ def widen(weight: WordWeight, first: int, out: Tensor) -> None:
 def piece_rows(weight: WordWeight, item_bytes: int) -> int:
     """Rows that are widened at once."""
     outputs, width = weight.shape
-    return min(outputs, max(16, _PIECE_BYTES // (width * item_bytes) // 128 * 128))
+    return min(outputs, max(16, SPACE_BYTES // (width * item_bytes) // 128 * 128))
 
 
 def widened_linear(

@@ -44,7 +44,7 @@ def _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH: tl.const
 
 
 @triton.jit
-def _sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
+def sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
     """A row of the sum of ``PARTS`` arrays that lie ``stride`` apart, fp32; at: its places in the
     first."""
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
@@ -65,7 +65,7 @@ def _add_normed_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     value = rms_normed(value, x_factor, eps, WIDTH).to(residual.dtype.element_ty)
     _add_and_norm(value.to(tl.float32), factor, residual, out, at, inside, eps, WIDTH)
 
@@ -81,7 +81,7 @@ def _add_rms_norm_kernel(
     factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     begin_early(EARLY)
     at = row * WIDTH + column
-    value = _sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
     _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
 
 

@@ -156,12 +156,18 @@ class FusedProducts(LayerProducts):
         super().__init__(weights, space, eps, linears, activation)
 
 
-class HopperProducts(LayerProducts):
-    """Products by ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights,
-    for numbers of rows within ``bounds``."""
+class BoundedProducts(LayerProducts):
+    """Products for numbers of rows within ``bounds``, from and to."""
 
+    bounds: tuple[int, int]
+    compressed = False
+    """Whether they read compressed weights."""
     head: CompressedLinear | None = None
     """Makes logits of up to ``bounds[1]`` sampled rows."""
+
+
+class HopperProducts(BoundedProducts):
+    """Products by ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights."""
 
     def __init__(
         self,
@@ -226,11 +232,11 @@ def choose_products(
     eps: float,
     compressed: bool = False,
     activation: str = "silu",
-) -> KernelChoice[HopperProducts | None]:
+) -> KernelChoice[BoundedProducts | None]:
     """The fastest products for some dozens of rows; ``None``: the others are for all rows.
     compressed: whether to read the compressed form of the layers, which then all have one."""
 
-    def fastest() -> HopperProducts | str:
+    def fastest() -> BoundedProducts | str:
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
         for linears in zip(*(layer.linears for layer in weights.layers), strict=True):

@@ -19,6 +19,7 @@ from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
 from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.quantized_linear import give_words
 from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
@@ -168,6 +169,8 @@ class Decoder:
         if self._lm_head is not None:
             return
         weights = self.weights
+        if self.device.type != "cpu":
+            give_words(self._linears())
         self._layers = [_Layer(*each) for each in zip(layers, weights.layers, strict=True)]
         weights.layers.clear()  # nobody needs their norms any more
         self._norm = _norm(self.specification.norm, weights.norm)

@@ -2,17 +2,20 @@
 
 What a checkpoint has of it is read part by part and becomes ``QuantizedWeight``, without rounding;
 parts that are stored alike are one weight, as gate and up, others are computed side by side. On a
-CPU weights are packed for its kernels, and those that have none become plain ones.
+CPU weights are packed for its kernels, and those that have none become plain ones; on a GPU they
+become words (``WordWeight``) where its fast kernels take them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.word_weight import SPACE_BYTES, WordWeight, why_not, word_weight
 from penstock.kernels.quantized_linear import PackedWeight, pack_quantized, quantized_product
 from penstock.kernels.quantized_weight import QuantizedWeight, joined, quantized
 from penstock.kernels.two_level_linear import (
@@ -28,7 +31,7 @@ from penstock.services.worker.quantization.format import WEIGHT
 if TYPE_CHECKING:
     from penstock.services.worker.rank_group import RankGroup
 
-Piece = QuantizedWeight | PackedWeight | TwoLevelWeight | Linear
+Piece = QuantizedWeight | WordWeight | PackedWeight | TwoLevelWeight | Linear
 """Some consecutive outputs; a plain part is a ``Linear`` of its own."""
 
 
@@ -47,6 +50,13 @@ class QuantizedLinear(Linear):
         self.share: LinearShare | None = None
         """What ``take`` keeps of the whole layer, if a rank has a part of it."""
         self.pieces: list[Piece] = []
+        self.space: Tensor | None = None
+        """What products of words share: see ``word_linear``."""
+        formats = specification.formats
+        self.fp8 = bool(formats) and all(each is not None and each.fp8_rows for each in formats)
+        """Whether rows may be quantized to FP8, as what made the weights expects."""
+        self.slow: dict[str, int] = {}
+        """Why pieces have no words, and how many."""
 
     @property
     def num_bytes(self) -> int:
@@ -156,6 +166,27 @@ class QuantizedLinear(Linear):
         self.pieces = pieces
         self.packed = all(not isinstance(piece, Linear) or piece.packed for piece in pieces)
 
+    def take_words(self, space: Tensor) -> None:
+        """For a GPU: codes that its fast kernels take become words, one piece after the other;
+        ``slow`` says of the others why not. May be called again. space: see ``word_linear``."""
+        from penstock.kernels.gpu.code_shapes import why_not_words
+
+        self.space, self.slow = space, {}
+        never = why_not_words(self.weight.dtype)
+        for place, piece in enumerate(self.pieces):
+            if isinstance(piece, QuantizedWeight):
+                reason = never or why_not(piece)
+                if reason:
+                    self.slow[reason] = self.slow.get(reason, 0) + 1
+                else:
+                    self.pieces[place] = word_weight(piece)
+
+    @property
+    def words(self) -> WordWeight | None:
+        """The whole weight in words, if it has them."""
+        first = self.pieces[0] if len(self.pieces) == 1 else None
+        return first if isinstance(first, WordWeight) else None
+
     def _for_cpu(self, weight: QuantizedWeight) -> Piece:
         packed = two_level_weight(weight) or pack_quantized(weight)
         return packed or _plain(weight.dequantized(self.weight.dtype), "part")
@@ -174,11 +205,33 @@ class QuantizedLinear(Linear):
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
         return self._write(x, out)
 
+    def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
+        if self.words is None:
+            return self.apply(x, out)
+        return self._words_product(x, self.words, self.bias, out, divided=True)
+
+    def _words_product(
+        self,
+        x: Tensor,
+        weight: WordWeight,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        divided: bool = False,
+    ) -> Tensor:
+        from penstock.kernels.gpu.word_linear import word_linear
+
+        if self.space is None:
+            raise ValueError("a weight in words has no memory for its products")
+        return word_linear(x, weight, bias, out, self.space, fp8=self.fp8, divided=divided)
+
     def _write(self, x: Tensor, out: Tensor) -> Tensor:
         for first, last, piece in self._places():
             bias = None if self.bias is None else self.bias[first:last]
             own = out[:, first:last]
-            if isinstance(piece, QuantizedWeight):
+            if isinstance(piece, WordWeight):
+                self._words_product(x, piece, bias, own)
+            elif isinstance(piece, QuantizedWeight):
                 _device_product(x, piece, bias, own)
             else:
                 own.copy_(_cpu_product(piece, x))
@@ -217,6 +270,9 @@ class SummedQuantizedLinear(QuantizedLinear):
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
         return self._ranks.sum(super().apply(x, out))
+
+    def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.apply(x, out)
 
 
 class GatheredQuantizedLinear(QuantizedLinear):
@@ -283,6 +339,29 @@ def _cpu_product(piece: Piece, x: Tensor) -> Tensor:
     if isinstance(piece, Linear):
         return piece(x)
     return torch.nn.functional.linear(x, piece.dequantized(x.dtype))
+
+
+def give_words(linears: Iterable[Linear]) -> None:
+    """Bring quantized weights on a GPU into the form that its fast kernels read, once they are
+    multiplied and reordered. A weight of four bits is in memory twice meanwhile, one at a time."""
+    quantized_ones = [each for each in linears if isinstance(each, QuantizedLinear)]
+    if quantized_ones:
+        space = torch.empty(SPACE_BYTES, dtype=torch.uint8, device=quantized_ones[0].device)
+        for linear in quantized_ones:
+            linear.take_words(space)
+
+
+def words_of_products(linears: Iterable[Linear]) -> str:
+    """What multiplies the quantized weights on a GPU, for the log; empty: none is quantized."""
+    coded = [each for each in linears if isinstance(each, QuantizedLinear)]
+    if not coded:
+        return ""
+    reasons = collections.Counter[str]()
+    for each in coded:
+        reasons.update(each.slow)
+    fast = sum(isinstance(piece, WordWeight) for each in coded for piece in each.pieces)
+    slow = [f"{count} by the slow one for any form ({why})" for why, count in reasons.items()]
+    return "quantized weights: " + ", ".join([f"{fast} by kernels for words", *slow])
 
 
 def _device_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:

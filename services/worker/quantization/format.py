@@ -96,6 +96,11 @@ class Format(msgspec.Struct, frozen=True):
     def title(self) -> str:
         """``GPTQ, 4 bits in groups of 128``."""
 
+    @property
+    def fp8_rows(self) -> bool:
+        """Whether what has made the weights has FP8 activations in mind, a scale for each row."""
+        return False
+
     @abstractmethod
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         """By what follows the layer's name: ``.qweight``."""

@@ -41,11 +41,13 @@ _COLD_BYTES = 160 << 20
 FEW_SHAPES: dict[str, list[Shape]] = {
     "int4": [
         Shape(1, 4, 8, 2), Shape(1, 8, 4, 2), Shape(1, 8, 4, 1), Shape(2, 4, 4, 1),
-        Shape(2, 8, 4, 1), Shape(4, 8, 2, 1), Shape(1, 16, 2, 1),
+        Shape(2, 8, 4, 1), Shape(4, 8, 2, 1), Shape(1, 16, 2, 1), Shape(1, 2, 16, 2),
+        Shape(1, 4, 8, 2, 2), Shape(1, 4, 8, 2, 3), Shape(1, 8, 4, 2, 3),
     ],
     "codes of 8 bits": [
         Shape(1, 8, 8, 2), Shape(1, 8, 4, 2), Shape(2, 8, 4, 2), Shape(2, 4, 8, 2),
-        Shape(2, 8, 8, 1), Shape(4, 8, 4, 1), Shape(1, 16, 4, 2),
+        Shape(2, 8, 8, 1), Shape(4, 8, 4, 1), Shape(1, 16, 4, 2), Shape(1, 8, 8, 2, 2),
+        Shape(1, 8, 8, 2, 3), Shape(1, 4, 8, 2, 3),
     ],
 }  # fmt: skip
 MANY_SHAPES = {
@@ -57,8 +59,11 @@ MANY_SHAPES = {
         TileShape(64, 64, 4, 4), TileShape(64, 128, 4, 3), TileShape(64, 128, 8, 4),
         TileShape(64, 64, 4, 4, 2), TileShape(64, 64, 4, 4, 4), TileShape(64, 128, 8, 3, 4),
     ],
-    256: [TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3)],
-    2048: [TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3)],
+    256: [
+        TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3),
+        TileShape(256, 64, 4, 3), TileShape(256, 128, 8, 3), TileShape(128, 64, 4, 3, 2),
+    ],
+    2048: [TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3), TileShape(256, 128, 8, 3)],
 }  # fmt: skip
 
 Format = Literal["bf16", "fp8 x fp8", "fp8", "int8", "int4"]
@@ -119,6 +124,12 @@ class Layer:
         if shape not in self._out:
             self._out[shape] = torch.empty(*shape, dtype=dtype, device=self.device)
         return self._out[shape]
+
+    def parts(self, rows: int, splits: int) -> Tensor:
+        """Memory for a product in so many parts."""
+        if splits == 1:
+            return self.out(rows, self.outs)
+        return self.out(splits, rows, self.outs, dtype=torch.float32)
 
     def reference(self, weight: Tensor, rows: int, quantized_x: bool) -> Tensor:
         """fp32 [rows, N]; weight: fp32."""
@@ -258,27 +269,28 @@ def _codes(layer: Layer, weights: list[WordWeight], rows: int, format: Format) -
             layer.name, rows, format, kernel, config, first.num_bytes, len(weights), call, to
         )
 
-    def few(copy: int, *, shape: Shape) -> None:
-        few_rows_codes(x, weights[copy], None, out, shape)
+    def few(copy: int, *, shape: Shape, to: Tensor) -> None:
+        few_rows_codes(x, weights[copy], None, to, shape)
 
     def many(copy: int, *, shape: TileShape, to: Tensor) -> None:
         many_rows_codes(x, weights[copy], None, to, shape)
 
     if rows <= 16:
         for shape in FEW_SHAPES["int4" if format == "int4" else "codes of 8 bits"]:
-            fits = layer.outs % (16 * shape.blocks) == 0 and few_takes(first, shape.warps)
-            fits = fits and first.words.shape[1] // (16 * shape.warps) <= _MOST_STEPS
+            warps = shape.warps * shape.splits
+            fits = layer.outs % (16 * shape.blocks) == 0 and few_takes(first, warps)
+            fits = fits and first.words.shape[1] // (16 * warps) <= _MOST_STEPS
+            fits = fits and (shape.splits == 1 or layer.name in _DIVIDED)
             if fits and (rows <= 8 or shape.blocks < 4):
-                config = "{} blocks, {} warps, {} + {} deep".format(*shape)
-                yield case("few", config, partial(few, shape=shape), out)
+                config = "{} blocks, {} warps, {} + {} deep, {} splits".format(*shape)
+                to = layer.parts(rows, shape.splits)
+                yield case("few", config, partial(few, shape=shape, to=to), to)
     for tile in MANY_SHAPES.get(rows, []):
         if not many_takes(first, tile):
             continue
-        to = out
-        if tile.splits > 1:
-            if layer.name not in _DIVIDED:
-                continue
-            to = layer.out(tile.splits, rows, layer.outs, dtype=torch.float32)
+        if tile.splits > 1 and layer.name not in _DIVIDED:
+            continue
+        to = layer.parts(rows, tile.splits)
         config = "{} x {}, {} warps, {} stages, {} splits".format(*tile)
         yield case("many", config, partial(many, shape=tile, to=to), to)
     if rows < 64:

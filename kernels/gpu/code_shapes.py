@@ -29,6 +29,8 @@ ROW_CLASSES = (8, 16, 32, 64, 128, 256, 512)
 """The most rows that one compiled kernel is for, and, last, more than have one."""
 _MOST_STEPS = 32
 """Of a kernel without a loop: more take long to compile."""
+_LEAST_STEPS = 8
+"""Of a warp that shares the width with those of other programs."""
 _LEAST_CAPABILITY = (8, 0)
 """bf16 pairs are subtracted in one instruction from there on."""
 _FP8_CAPABILITIES = ((9, 0),)
@@ -51,20 +53,22 @@ FEW: dict[Layer, Shape] = {
     for kind in ("int8", "fp8")
     for layer, rows, shape in (
         (_GATE_UP, 8, Shape(1, 8, 4, 2)), (_GATE_UP, 16, Shape(2, 4, 8, 2)),
-        (_DOWN, 8, Shape(1, 8, 8, 2)), (_DOWN, 16, Shape(1, 8, 8, 2)),
+        (_DOWN, 8, Shape(1, 8, 8, 2, 3)), (_DOWN, 16, Shape(1, 8, 8, 2)),
         (_QKV, 8, Shape(1, 8, 4, 2)), (_QKV, 16, Shape(2, 4, 8, 2)),
         (_OUT, 8, Shape(1, 8, 8, 2)), (_OUT, 16, Shape(1, 8, 8, 2)),
         (_HEAD, 8, Shape(1, 8, 8, 2)), (_HEAD, 16, Shape(2, 4, 8, 2)),
     )
 } | {
     Layer("int4", *layer, rows): shape
-    for rows in (8, 16)
+    for rows, down in ((8, Shape(1, 4, 8, 2, 3)), (16, Shape(1, 8, 4, 1)))
     for layer, shape in (
-        (_GATE_UP, Shape(1, 4, 8, 2)), (_DOWN, Shape(1, 8, 4, 1)), (_QKV, Shape(1, 4, 8, 2)),
+        (_GATE_UP, Shape(1, 4, 8, 2)), (_DOWN, down), (_QKV, Shape(1, 4, 8, 2)),
         (_OUT, Shape(1, 4, 8, 2)), (_HEAD, Shape(1, 4, 8, 2)),
     )
 }  # fmt: skip
-"""Measured with 1, 4 and 16 rows: W of 2.1 to 3.0 TB/s in codes of 8 bits, of 1.5 to 3.1 in int4."""
+"""Measured with 1, 4 and 16 rows: 2.1 to 3.0 TB/s of W in codes of 8 bits, 1.5 to 3.1 in int4. Of few
+rows that of ``_DOWN`` is reckoned: in one part it read 2.3 TB/s, in int4 1.7, with a third of the
+weight under way."""
 TILED: dict[Layer, TileShape] = {
     Layer(kind, *layer, 64): shape
     for kind in ("int8", "fp8", "int4")
@@ -89,9 +93,7 @@ def why_not_words(dtype: torch.dtype) -> str:
     return f"activations are {name}; --dtype bfloat16 has them"
 
 
-def few_shape(
-    weight: WordWeight, rows: int, *, gated: bool = False, divided: bool = False
-) -> Shape | None:
+def few_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> Shape | None:
     """For up to ``FEW_ROWS`` rows; divided: programs may share the width, for parts of the sum.
     ``None``: its width cannot be shared by warps, or has too many steps for them."""
     outputs, inputs = weight.shape
@@ -99,8 +101,6 @@ def few_shape(
     found = FEW.get(Layer(weight.kind, outputs, inputs, most)) or _reckoned(weight, most)
     if found is None:
         return None
-    if gated and found.blocks % 2:
-        found = found._replace(blocks=2 * found.blocks, depth=max(1, found.depth // 2))
     if found.splits > 1 and not divided:
         found = found._replace(splits=1)
     return None if outputs % (16 * found.blocks) else found
@@ -115,8 +115,19 @@ def _reckoned(weight: WordWeight, most: int) -> Shape | None:
             many = programs % 2 == 0 and programs >= 4 * multiprocessors()
             if most > 8 and many and weight.kind != "int4":
                 return Shape(2, warps, 4, 2)
-            return Shape(1, warps, 8, 2)
+            return Shape(1, warps, 8, 2, _few_splits(weight, warps) if most == 8 else 1)
     return None
+
+
+def _few_splits(weight: WordWeight, warps: int) -> int:
+    """How many programs share a width that gives each warp many steps, if there are few programs."""
+    outputs, count = weight.words.shape
+    if outputs // 16 >= 4 * multiprocessors():
+        return 1
+    steps = count // (16 * warps)
+    return next(
+        (n for n in (4, 3, 2) if few_takes(weight, warps * n) and steps // n >= _LEAST_STEPS), 1
+    )
 
 
 def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileShape | None:
@@ -125,22 +136,20 @@ def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileS
     most = next((each for each in (16, 32, 64) if rows <= each), 128)
     found = TILED.get(Layer(weight.kind, outputs, inputs, most))
     if found is None:
-        few_programs = outputs // 128 < multiprocessors()
-        columns = 64 if most < 128 and few_programs else 128
+        few_programs = outputs // 128 * -(-rows // most) < multiprocessors()
+        columns = 64 if few_programs else 128
         found = TileShape(most, columns, 8 if most * columns > 8192 else 4, 3)
-        if divided and most <= 64 and few_programs:
-            found = found._replace(stages=4, splits=_splits(weight, found))
+        if divided and few_programs:
+            counts = (4, 3, 2) if most <= 64 else (2,)
+            found = found._replace(splits=_tile_splits(weight, found, counts))
     if found.splits > 1 and not divided:
         found = found._replace(splits=1)
     return found if many_takes(weight, found) else None
 
 
-def _splits(weight: WordWeight, shape: TileShape) -> int:
-    """The most programs up to four that can share the width."""
-    return next(
-        count for count in (4, 3, 2, 1)
-        if count == 1 or many_takes(weight, shape._replace(splits=count))
-    )  # fmt: skip
+def _tile_splits(weight: WordWeight, shape: TileShape, counts: tuple[int, ...]) -> int:
+    """The first number of programs that can share the width."""
+    return next((n for n in counts if many_takes(weight, shape._replace(splits=n))), 1)
 
 
 def product_shape(

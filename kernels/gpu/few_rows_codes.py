@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     """How a product is cut."""
 
     blocks: int
-    """Rows of W a program, in sixteens; gated: half of them gate, half up."""
+    """Rows of W a program, in sixteens; gated: half of them gate, half up, of one block, too."""
     warps: int
     """They share the width."""
     depth: int
@@ -200,6 +200,9 @@ def _few_rows_codes_kernel(
 ):  # fmt: skip
     """``16 BLOCKS`` rows of W a program, times ``8 GROUPS`` rows of x, over a part of the width."""
     outs: tl.constexpr = 8 * BLOCKS if GATED else 16 * BLOCKS
+    # Blocks of gate and blocks of up, or one block with eight rows of either.
+    PAIRED: tl.constexpr = GATED and BLOCKS > 1
+    MIXED: tl.constexpr = GATED and BLOCKS == 1
     SUBS: tl.constexpr = 4 if KIND == 0 else 2
     NEAR: tl.constexpr = 32 if KIND == 0 else 8
     step_columns: tl.constexpr = 32 * SUBS
@@ -209,32 +212,38 @@ def _few_rows_codes_kernel(
     split = tl.program_id(1)
     upward = columns.to(tl.int64) * ROW_WORDS
     at = tl.arange(0, 16 * WARPS)[:, None]
-    row_of_tile = at // (8 * WARPS) * 8 + at % 8
+    half_of_tile = at // (8 * WARPS)
+    near_line = tl.arange(0, 16)[None, :, None]
+    if MIXED:
+        row_of_tile = half_of_tile.to(tl.int64) * columns + at % 8
+        line = first + near_line // 8 * columns + near_line % 8
+    else:
+        row_of_tile = half_of_tile * 8 + at % 8
+        line = first + near_line
     warp_of_tile = split * WARPS + at // 8 % WARPS
     place = row_of_tile * ROW_WORDS + warp_of_tile * (steps * 16) + tl.arange(0, 16)[None, :]
     source = words + first.to(tl.int64) * ROW_WORDS + place
     zeros_stride = columns * 2 if GATED else columns
     # Of a total: scales of its rows, in the group of its warp.
     warp = split * WARPS + tl.arange(0, WARPS)[:, None, None]
-    line = first + tl.arange(0, 16)[None, :, None]
 
     tiles = ()
     scale_tiles = ()
     zero_tiles = ()
     for step in tl.static_range(DEPTH):
         here = source + step * 16
-        tiles += _load_weights(here, here + upward, BLOCKS, GATED, ROW_WORDS)
+        tiles += _load_weights(here, here + upward, BLOCKS, PAIRED, ROW_WORDS)
         if SCALED:
             for part in tl.static_range(PARTS):
                 group = ((warp * steps + step) * step_columns + part * GROUP) // GROUP
                 scale_tiles += _load_groups(
-                    scales, line, group, columns, scales_stride, BLOCKS, GATED, SCALE_ROWS
+                    scales, line, group, columns, scales_stride, BLOCKS, PAIRED, SCALE_ROWS
                 )
         if ZEROS:
             for part in tl.static_range(PARTS):
                 group = ((warp_of_tile * steps + step) * step_columns + part * GROUP) // GROUP
                 zero_tiles += _load_groups(
-                    zeros, first + row_of_tile, group, columns, zeros_stride, BLOCKS, GATED, 1
+                    zeros, first + row_of_tile, group, columns, zeros_stride, BLOCKS, PAIRED, 1
                 )
     row = tl.arange(0, 8 * WARPS)[:, None]
     eighth = row % 8
@@ -261,12 +270,12 @@ def _few_rows_codes_kernel(
             x_tiles += _load_rows(here, eighth, rows, x_stride, SUBS, NEAR, GROUPS)
         if step + DEPTH < steps:
             here = source + (step + DEPTH) * 16
-            tiles += _load_weights(here, here + upward, BLOCKS, GATED, ROW_WORDS)
+            tiles += _load_weights(here, here + upward, BLOCKS, PAIRED, ROW_WORDS)
             if SCALED:
                 for part in tl.static_range(PARTS):
                     group = ((warp * steps + step + DEPTH) * step_columns + part * GROUP) // GROUP
                     scale_tiles += _load_groups(
-                        scales, line, group, columns, scales_stride, BLOCKS, GATED, SCALE_ROWS
+                        scales, line, group, columns, scales_stride, BLOCKS, PAIRED, SCALE_ROWS
                     )
             if ZEROS:
                 for part in tl.static_range(PARTS):
@@ -274,7 +283,7 @@ def _few_rows_codes_kernel(
                         (warp_of_tile * steps + step + DEPTH) * step_columns + part * GROUP
                     ) // GROUP
                     zero_tiles += _load_groups(
-                        zeros, first + row_of_tile, group, columns, zeros_stride, BLOCKS, GATED, 1
+                        zeros, first + row_of_tile, group, columns, zeros_stride, BLOCKS, PAIRED, 1
                     )
         totals = _multiply(
             tiles, x_tiles, scale_tiles, zero_tiles, totals, KIND, SUBS, PARTS, GROUPS, BLOCKS,
@@ -288,17 +297,22 @@ def _few_rows_codes_kernel(
             zero_tiles = zero_tiles[PARTS * BLOCKS :]
 
     near_row = tl.arange(0, 8)[None, :]
+    LINES: tl.constexpr = 8 if MIXED else 16
     for group in tl.static_range(GROUPS):
-        for block in tl.static_range(outs // 16):
-            of = first + block * 16 + tl.arange(0, 16)[:, None]
+        for block in tl.static_range(outs // LINES):
+            of = first + block * 16 + tl.arange(0, LINES)[:, None]
             result = tl.sum(totals[block * GROUPS + group], 0)
+            if MIXED:
+                halves = tl.permute(tl.reshape(result, [2, 8, 8]), [1, 2, 0])
+                result, up = tl.split(halves)
+            elif GATED:
+                up = tl.sum(totals[(BLOCKS // 2 + block) * GROUPS + group], 0)
             if FACTOR:
                 result *= tl.load(factor + of)
             if BIAS:
                 added = tl.load(bias + of, mask=(split == 0) & (of < columns), other=0.0)
                 result += added.to(tl.float32)
             if GATED:
-                up = tl.sum(totals[(BLOCKS // 2 + block) * GROUPS + group], 0)
                 if FACTOR:
                     up *= tl.load(factor + columns + of)
                 if BIAS:

@@ -53,7 +53,7 @@ class CodedProducts(BoundedProducts):
 
         def gated(layer: int, rows: int, out: Tensor) -> Tensor:
             up, words = ups[layer], words_of(ups[layer])
-            shape = few_shape(words, rows, gated=True)
+            shape = few_shape(words, rows)
             if shape is None:
                 raise ValueError("a gated product has no shape")
             few_rows_codes(space.normed[:rows], words, up.bias, out, shape, gated=True)
@@ -238,6 +238,6 @@ def _why_not_coded(layers: list[DenseLayer], activation: str) -> str:
         words = up.words if isinstance(up, QuantizedLinear) else None
         if words is None:
             return "gate and up are no words of one kind"
-        if any(few_shape(words, rows, gated=True) is None for rows in (1, FEW_ROWS)):
+        if any(few_shape(words, rows) is None for rows in (1, FEW_ROWS)):
             return "gate and up have no shape for few rows"
     return ""

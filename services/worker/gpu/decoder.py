@@ -46,7 +46,7 @@ from penstock.services.worker.models.dense import (
     tables_of,
 )
 from penstock.services.worker.models.dense_form import half_tables
-from penstock.services.worker.models.quantized_linear import words_of_products
+from penstock.services.worker.models.weight_words import words_of_products
 
 
 class GpuDecoder(StepDecoder):

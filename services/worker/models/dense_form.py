@@ -14,7 +14,7 @@ from penstock.services.worker.models.dense import (
     DenseWeights,
     specification_of,
 )
-from penstock.services.worker.models.quantized_linear import give_words
+from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,

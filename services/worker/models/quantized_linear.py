@@ -8,14 +8,13 @@ become words (``WordWeight``) where its fast kernels take them.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.word_weight import SPACE_BYTES, WordWeight, why_not, word_weight
+from penstock.kernels.gpu.word_weight import WordWeight, why_not, word_weight
 from penstock.kernels.quantized_linear import PackedWeight, pack_quantized, quantized_product
 from penstock.kernels.quantized_weight import QuantizedWeight, joined, quantized
 from penstock.kernels.two_level_linear import (
@@ -52,9 +51,7 @@ class QuantizedLinear(Linear):
         self.pieces: list[Piece] = []
         self.space: Tensor | None = None
         """What products of words share: see ``word_linear``."""
-        formats = specification.formats
-        self.fp8 = bool(formats) and all(each is not None and each.fp8_rows for each in formats)
-        """Whether rows may be quantized to FP8, as what made the weights expects."""
+        self.fp8 = specification.fp8_rows
         self.slow: dict[str, int] = {}
         """Why pieces have no words, and how many."""
 
@@ -82,7 +79,7 @@ class QuantizedLinear(Linear):
             if share is not None:
                 made = _part(made, share.outputs[name], share.inputs)
             if isinstance(made, Tensor):
-                parts.append(_plain(made.to(self.weight.dtype), name))
+                parts.append(plain_part(made.to(self.weight.dtype), name))
             else:
                 parts.append(made)
         self.pieces = _joined(parts)
@@ -103,7 +100,7 @@ class QuantizedLinear(Linear):
         for (name, plain), format in zip(tensors.items(), specification.formats, strict=True):
             form = None if format is None else format.form(*plain.shape)
             if form is None:
-                parts.append(_plain(plain.to(self.weight.dtype), name))
+                parts.append(plain_part(plain.to(self.weight.dtype), name))
                 continue
             # Where a scale has other columns than these kinds, plans differ by scales alone.
             kind = "fp8" if form.kind == "fp4" else form.kind
@@ -149,7 +146,7 @@ class QuantizedLinear(Linear):
     def make_plain(self) -> None:
         for place, piece in enumerate(self.pieces):
             if isinstance(piece, QuantizedWeight):
-                self.pieces[place] = _plain(piece.dequantized(self.weight.dtype), "part")
+                self.pieces[place] = plain_part(piece.dequantized(self.weight.dtype), "part")
 
     def pack(self) -> None:
         """For a CPU: what its kernels take is packed, all else becomes plain."""
@@ -169,9 +166,11 @@ class QuantizedLinear(Linear):
     def take_words(self, space: Tensor) -> None:
         """For a GPU: codes that its fast kernels take become words, one piece after the other;
         ``slow`` says of the others why not. May be called again. space: see ``word_linear``."""
+        self.space, self.slow = space, {}
+        if not any(isinstance(piece, QuantizedWeight) for piece in self.pieces):
+            return  # nor may there be a Triton
         from penstock.kernels.gpu.code_shapes import why_not_words
 
-        self.space, self.slow = space, {}
         never = why_not_words(self.weight.dtype)
         for place, piece in enumerate(self.pieces):
             if isinstance(piece, QuantizedWeight):
@@ -189,7 +188,7 @@ class QuantizedLinear(Linear):
 
     def _for_cpu(self, weight: QuantizedWeight) -> Piece:
         packed = two_level_weight(weight) or pack_quantized(weight)
-        return packed or _plain(weight.dequantized(self.weight.dtype), "part")
+        return packed or plain_part(weight.dequantized(self.weight.dtype), "part")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.device.type == "cpu":
@@ -311,7 +310,7 @@ def _part(
     return found
 
 
-def _plain(weight: Tensor, name: str) -> Linear:
+def plain_part(weight: Tensor, name: str) -> Linear:
     outputs, inputs = weight.shape
     return Linear(LinearSpecification(inputs, (outputs,), (name,)), weight)
 
@@ -339,29 +338,6 @@ def _cpu_product(piece: Piece, x: Tensor) -> Tensor:
     if isinstance(piece, Linear):
         return piece(x)
     return torch.nn.functional.linear(x, piece.dequantized(x.dtype))
-
-
-def give_words(linears: Iterable[Linear]) -> None:
-    """Bring quantized weights on a GPU into the form that its fast kernels read, once they are
-    multiplied and reordered. A weight of four bits is in memory twice meanwhile, one at a time."""
-    quantized_ones = [each for each in linears if isinstance(each, QuantizedLinear)]
-    if quantized_ones:
-        space = torch.empty(SPACE_BYTES, dtype=torch.uint8, device=quantized_ones[0].device)
-        for linear in quantized_ones:
-            linear.take_words(space)
-
-
-def words_of_products(linears: Iterable[Linear]) -> str:
-    """What multiplies the quantized weights on a GPU, for the log; empty: none is quantized."""
-    coded = [each for each in linears if isinstance(each, QuantizedLinear)]
-    if not coded:
-        return ""
-    reasons = collections.Counter[str]()
-    for each in coded:
-        reasons.update(each.slow)
-    fast = sum(isinstance(piece, WordWeight) for each in coded for piece in each.pieces)
-    slow = [f"{count} by the slow one for any form ({why})" for why, count in reasons.items()]
-    return "quantized weights: " + ", ".join([f"{fast} by kernels for words", *slow])
 
 
 def _device_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from penstock.kernels.quantized_kinds import Kind
 from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.quantized_weight import Kind, QuantizedWeight
+    from penstock.kernels.quantized_weight import QuantizedWeight
 
 WEIGHT = ".weight"
 Role = Literal["codes", "scales", "zeros", "order", "shape", "factor"]

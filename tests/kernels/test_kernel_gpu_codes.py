@@ -78,7 +78,7 @@ def _x(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_few_rows_are_multiplied_with_the_dequantized_weight(kind: str) -> None:
-    """Whatever the shape, into a part of wider rows."""
+    """Whatever the shape, into a part of wider rows; or in parts, by programs that share the width."""
     weight = WEIGHTS[kind]
     words = _on_device(word_weight(weight))
     plain = weight.dequantized(torch.float64).to(DEVICE)
@@ -88,14 +88,20 @@ def test_few_rows_are_multiplied_with_the_dequantized_weight(kind: str) -> None:
         few_rows_codes(x, words, None, wide[:, 2 : OUTPUTS + 2], shape)
         assert error(wide[:, 2 : OUTPUTS + 2], x.double() @ plain.t()) < tolerance(DTYPE)
         assert bool((wide[:, :2] == 7).all()) and bool((wide[:, OUTPUTS + 2 :] == 7).all())
+    bias = torch.randn(OUTPUTS, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
+    parts = torch.full((2, 9, OUTPUTS), 7.0, device=DEVICE)
+    few_rows_codes(_x(9), words, bias, parts, Shape(1, 2, 2, 1, 2))
+    assert error(parts.sum(0), _x(9).double() @ plain.t() + bias.double()) < tolerance(DTYPE)
 
 
-def test_few_rows_are_gated() -> None:
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_few_rows_are_gated(blocks: int) -> None:
+    """One block has gate and up, of two each has one."""
     weight = WEIGHTS["int4 with zeros and a factor"]
     words, x = _on_device(word_weight(weight)), _x(3) * 0.01
     bias = torch.randn(OUTPUTS, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
     out = torch.empty(3, OUTPUTS // 2, dtype=DTYPE, device=DEVICE)
-    few_rows_codes(x, words, bias, out, Shape(2, 4, 1, 1), gated=True)
+    few_rows_codes(x, words, bias, out, Shape(blocks, 4, 1, 1), gated=True)
     product = x.double() @ weight.dequantized(torch.float64).to(DEVICE).t() + bias.double()
     gate, up = product.chunk(2, 1)
     assert error(out, torch.nn.functional.silu(gate) * up) < tolerance(DTYPE)

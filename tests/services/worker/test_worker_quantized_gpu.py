@@ -73,6 +73,28 @@ def test_tokens_are_those_of_the_dequantized_weights(
     assert PlanDriver(executor, 1).run(prompts, count) == wanted
 
 
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int8", "fp8"))]
+)
+def test_tokens_of_words_are_those_of_the_dequantized_weights(
+    kind: str, tiny_folder: Folder
+) -> None:
+    """Steps of few rows and of some; every kernel that they may need is launched at the start."""
+    folder = tiny_folder("llama3-wide")
+    executor, reference = dense_executor(*in_form(load(folder, online=kind)), SIZES), load(
+        folder, online=kind
+    )
+    reference.make_plain()
+    if not ON_GPU:  # that computes fp32 by the kernel for any form
+        assert executor.decoder.row_classes
+        assert "8 by kernels for words, 1 by the slower one" in executor.summary
+        assert "multiples of 16 x 128 are taken" in executor.summary  # the LM head has 307 rows
+    executor.run_kernels()
+    prompts, count = some_prompts([1, 20]), 2
+    wanted = PlanDriver(ModelExecutor(reference, SIZES), 1).run(prompts, count)
+    assert PlanDriver(executor, 1).run(prompts, count) == wanted
+
+
 def test_without_kernels_weights_become_plain(tiny_folder: Folder, tmp_path: Path) -> None:
     writer, plain_names = CASES["plain keys beside int4"]
     quantized, plain = write_twins(tiny_folder("llama3-wide"), tmp_path, writer, plain_names)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.kernels.gpu.device_facts import device_capability, multiprocessors
+from penstock.kernels.gpu.device_facts import device_capability, multiprocessors, shared_bytes
 from penstock.kernels.gpu.few_rows_codes import Shape
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes
 from penstock.kernels.gpu.fp8_linear import BLOCK
-from penstock.kernels.gpu.many_rows_codes import TileShape
+from penstock.kernels.gpu.many_rows_codes import TileShape, tile_step
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
 from penstock.kernels.gpu.word_weight import WordWeight
 
@@ -31,6 +31,8 @@ _MOST_STEPS = 32
 """Of a kernel without a loop: more take long to compile."""
 _LEAST_STEPS = 8
 """Of a warp that shares the width with those of other programs."""
+_SPARE_BYTES = 2048
+"""Of shared memory, beside tiles."""
 _LEAST_CAPABILITY = (8, 0)
 """bf16 pairs are subtracted in one instruction from there on."""
 _FP8_CAPABILITIES = ((9, 0),)
@@ -144,7 +146,15 @@ def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileS
             found = found._replace(splits=_tile_splits(weight, found, counts))
     if found.splits > 1 and not divided:
         found = found._replace(splits=1)
-    return found if many_takes(weight, found) else None
+    return _that_fits(weight, found) if many_takes(weight, found) else None
+
+
+def _that_fits(weight: WordWeight, shape: TileShape) -> TileShape:
+    """With as many tiles under way as the device has shared memory for."""
+    step = tile_step(weight)
+    bits = 4 if weight.kind == "int4" else 8
+    tile = shape.columns * step * bits // 8 + shape.rows * step * 2
+    return shape._replace(stages=max(1, min(shape.stages, (shared_bytes() - _SPARE_BYTES) // tile)))
 
 
 def _tile_splits(weight: WordWeight, shape: TileShape, counts: tuple[int, ...]) -> int:

@@ -176,7 +176,7 @@ def _widen_kernel(
 
 def takes(weight: WordWeight, shape: TileShape) -> bool:
     """Whether so many programs can share the width."""
-    step = _step(weight)
+    step = tile_step(weight)
     width = weight.shape[1]
     return width % (step * shape.splits) == 0 and (
         weight.group >= width or width // shape.splits % max(weight.group, step) == 0
@@ -196,7 +196,7 @@ def many_rows_codes(
         out.stride(-2), 0 if scales is None else scales.shape[1], weight.words.shape[1],
         KINDS[weight.kind], weight.group, weight.rows, scales is not None,
         weight.zeros is not None, weight.factor is not None, bias is not None, shape.rows,
-        shape.columns, _step(weight), shape.splits, EARLY,
+        shape.columns, tile_step(weight), shape.splits, EARLY,
         num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip
 
@@ -237,5 +237,6 @@ def widened_linear(
             torch.addmm(bias[first : first + count], x, plain.t(), out=target)
 
 
-def _step(weight: WordWeight) -> int:
+def tile_step(weight: WordWeight) -> int:
+    """Columns of a tile of codes."""
     return 128 if weight.kind == "int4" else 64

@@ -28,6 +28,7 @@ from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
 from penstock.services.worker.models.linear import Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import LayerLinears
+from penstock.services.worker.models.quantized_linear import SummedQuantizedLinear
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -204,7 +205,8 @@ def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> i
 
 def is_divided(layers: Sequence[DenseLayer]) -> bool:
     """Whether ranks sum what the output and down projections give: kernels of ours do not."""
-    return any(isinstance(layer.linears.down, SummedLinear) for layer in layers)
+    summed = SummedLinear | SummedQuantizedLinear
+    return any(isinstance(layer.linears.down, summed) for layer in layers)
 
 
 def _most_fused_rows(layer: DenseLayer, activation: str) -> int:

@@ -236,8 +236,8 @@ def test_where_fp8_has_none_of_its_own_the_log_says_why(
     ranks: Any = "ranks"
     divided = chosen("fp8", ranks=ranks)
     assert isinstance(divided.kernels, CodedProducts) and "ranks sum" in divided.summary
-    narrow = msgspec.structs.replace(CONFIG, num_kv_heads=1, head_dim=16)
-    assert "not 96 x 256" in chosen("fp8", narrow).summary
+    narrow = msgspec.structs.replace(CONFIG, num_heads=8, num_kv_heads=1, head_dim=16)
+    assert "not 160 x 256" in chosen("fp8", narrow).summary
 
     def fails(*arguments: object, **options: object) -> None:
         raise RuntimeError("no such layout")

@@ -3,7 +3,7 @@ compute them, each cut in several ways. On the meta device they are launched to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -62,8 +62,14 @@ MANY_SHAPES = {
     256: [
         TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3),
         TileShape(256, 64, 4, 3), TileShape(256, 128, 8, 3), TileShape(128, 64, 4, 3, 2),
+        TileShape(256, 128, 8, 3, 4), TileShape(128, 128, 8, 3, 1, True),
+        TileShape(256, 128, 8, 3, 1, True), TileShape(256, 64, 4, 3, 1, True),
+        TileShape(256, 128, 8, 3, 4, True),
     ],
-    2048: [TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3), TileShape(256, 128, 8, 3)],
+    2048: [
+        TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3), TileShape(256, 128, 8, 3),
+        TileShape(256, 128, 8, 3, 1, True),
+    ],
 }  # fmt: skip
 
 Format = Literal["bf16", "fp8 x fp8", "fp8", "int8", "int4"]
@@ -165,9 +171,13 @@ def plain_of(weight: WordWeight) -> Tensor:
     return values
 
 
-def cases_of(layer: Layer, weights: list[Any], format: Format) -> Iterator[Case]:
-    """All of a layer in a format, of the first rows of x."""
+def cases_of(
+    layer: Layer, weights: list[Any], format: Format, chosen: Sequence[int] = ROWS
+) -> Iterator[Case]:
+    """All of a layer in a format, of the first rows of x. chosen: numbers of rows."""
     for rows in ROWS:
+        if rows not in chosen:
+            continue
         if layer.name == "head" and rows > _MOST_HEAD_ROWS:
             continue
         if format == "bf16":
@@ -286,12 +296,13 @@ def _codes(layer: Layer, weights: list[WordWeight], rows: int, format: Format) -
                 to = layer.parts(rows, shape.splits)
                 yield case("few", config, partial(few, shape=shape, to=to), to)
     for tile in MANY_SHAPES.get(rows, []):
-        if not many_takes(first, tile):
+        if not many_takes(first, tile) or (tile.fold and first.scales is None):
             continue
         if tile.splits > 1 and layer.name not in _DIVIDED:
             continue
         to = layer.parts(rows, tile.splits)
-        config = "{} x {}, {} warps, {} stages, {} splits".format(*tile)
+        config = "{} x {}, {} warps, {} stages, {} splits".format(*tile[:5])
+        config += ", folded" if tile.fold else ""
         yield case("many", config, partial(many, shape=tile, to=to), to)
     if rows < 64:
         return

@@ -115,7 +115,7 @@ def _seconds(case: Case) -> float:
     return sorted(found)[len(found) // 2]
 
 
-def measured(run: Run, shapes: Sequence[str], formats: Sequence[str]) -> None:
+def measured(run: Run, shapes: Sequence[str], formats: Sequence[str], rows: Sequence[int]) -> None:
     import torch
 
     from penstock.loadtest.quantized_cases import Layer, cases_of
@@ -130,7 +130,7 @@ def measured(run: Run, shapes: Sequence[str], formats: Sequence[str]) -> None:
             weights, plain = _weights(layer, format)
             most = layer.reference(plain, wanted_rows(name), format == "fp8 x fp8")
             del plain
-            for case in cases_of(layer, weights, format):  # type: ignore[arg-type]
+            for case in cases_of(layer, weights, format, rows):  # type: ignore[arg-type]
                 if run.is_over:
                     break
                 multiplies = case.kernel != "quantize x"
@@ -157,7 +157,9 @@ def _weights(layer: Layer, format: str) -> tuple[list[Any], Tensor]:
     return coded, coded[0].words if layer.device.type == "meta" else plain_of(coded[0])
 
 
-def compile_share(part: int, parts: int, shapes: Sequence[str], formats: Sequence[str]) -> None:
+def compile_share(
+    part: int, parts: int, shapes: Sequence[str], formats: Sequence[str], rows: Sequence[int]
+) -> None:
     """Compile every ``parts``-th kernel of all cases into Triton's cache."""
     import torch
 
@@ -170,7 +172,7 @@ def compile_share(part: int, parts: int, shapes: Sequence[str], formats: Sequenc
         layer = Layer(name, torch.device("meta"))
         for format in formats:
             weights, _ = _weights(layer, format)
-            for case in cases_of(layer, weights, format):  # type: ignore[arg-type]
+            for case in cases_of(layer, weights, format, rows):  # type: ignore[arg-type]
                 with contextlib.suppress(Exception):  # the measuring process says so
                     case.call(0)
     for one in recorder.recorded[part::parts]:
@@ -243,16 +245,18 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("penstock.loadtest.quantized_kernels")
     parser.add_argument("--shapes", default="gate+up,down,qkv,out,head")
     parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--rows", default="1,4,16,64,256,2048")
     parser.add_argument("--seconds", type=float, default=95.0, help="with compiling")
     parser.add_argument("--json", type=Path, help="file for all results")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 4)
     parser.add_argument("--compile", default="", help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
     shapes, formats = parsed.shapes.split(","), parsed.formats.split(",")
+    rows = [int(each) for each in parsed.rows.split(",")]
     if parsed.compile:
         pretend(facts_of(_capability()))
         part, parts = parsed.compile.split("/")
-        compile_share(int(part), int(parts), shapes, formats)
+        compile_share(int(part), int(parts), shapes, formats, rows)
         return 0
     run = Run(parsed.seconds)
     make_keys_stable()
@@ -261,12 +265,12 @@ def main(arguments: Sequence[str]) -> int:
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
     if "TRITON_CACHE_DIR" not in os.environ:
         os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="penstock-kernels-")
-    flags = ["--shapes", parsed.shapes, "--formats", parsed.formats]
+    flags = ["--shapes", parsed.shapes, "--formats", parsed.formats, "--rows", parsed.rows]
     with torch.inference_mode():
         with _compiling(parsed.processes, flags, capability):
             torch.empty(1, device="cuda")  # the driver's part, meanwhile
         compiled = time.monotonic() - run.begun
-        measured(run, shapes, formats)
+        measured(run, shapes, formats, rows)
     if parsed.json:
         parsed.json.write_text("\n".join(map(json.dumps, run.results)) + "\n")
     print(

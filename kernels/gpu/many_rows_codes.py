@@ -3,8 +3,8 @@
 A program widens tiles of codes in registers (``code_pairs``) and multiplies them, the weight as the
 first operand, with tiles of x; where a layer has too few columns to keep the device busy, programs
 share the width, and what reads their parts next adds them up (``norm.add_rms_norm``). Sums are
-scaled where a group ends, in fp32; numbers of groups within a tile before the product, which rounds
-them to bf16.
+scaled where a group ends, in fp32; numbers of groups within a tile, or where the shape says so,
+before the product, which rounds them to bf16.
 
 ``widen`` writes some rows of a weight in bf16, for the library's product: for very many rows that
 is faster, and pieces are chosen that stay in the L2 cache meanwhile.
@@ -43,6 +43,9 @@ class TileShape(NamedTuple):
     """Tiles under way."""
     splits: int = 1
     """Programs that share the width."""
+    fold: bool = False
+    """Whether scales of groups go into tiles of W, which rounds these to bf16, rather than into
+    sums: then sums stay where the matrix unit adds to them."""
 
 
 @triton.jit
@@ -101,7 +104,7 @@ def _many_rows_kernel(
     ROW_WORDS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
     SCALED: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, FOLD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of ``out``, [BLOCK_ROWS, BLOCK_COLUMNS], a program; in transposed form."""
     begin_early(EARLY)
@@ -123,12 +126,12 @@ def _many_rows_kernel(
         left = _widened_tile(
             codes, zeros, column, at, columns, KIND, GROUP, ZEROS, BLOCK_COLUMNS, STEP
         )
-        if SCALED and GROUP < STEP:
+        if SCALED and (FOLD or GROUP < STEP):
             left = _scaled_tile(
                 left, scales, column, at, columns, scales_stride, GROUP, SCALE_ROWS, BLOCK_COLUMNS,
                 STEP,
             )  # fmt: skip
-        if SCALED and GROUP >= STEP:
+        if SCALED and GROUP >= STEP and not FOLD:
             place = at // GROUP * scales_stride + column // SCALE_ROWS
             scale = tl.load(scales + place, mask=shown, other=0.0).to(tl.float32)
             total += dot(left, right) * scale[:, None]
@@ -196,7 +199,7 @@ def many_rows_codes(
         out.stride(-2), 0 if scales is None else scales.shape[1], weight.words.shape[1],
         KINDS[weight.kind], weight.group, weight.rows, scales is not None,
         weight.zeros is not None, weight.factor is not None, bias is not None, shape.rows,
-        shape.columns, tile_step(weight), shape.splits, EARLY,
+        shape.columns, tile_step(weight), shape.splits, shape.fold, EARLY,
         num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip
 

@@ -115,7 +115,11 @@ def test_many_rows_are_multiplied_with_the_dequantized_weight(kind: str) -> None
     plain = weight.dequantized(torch.float64).to(DEVICE)
     bias = torch.randn(OUTPUTS, generator=torch.Generator().manual_seed(1)).to(DTYPE).to(DEVICE)
     wanted = x.double() @ plain.t() + bias.double()
-    for shape in (TileShape(16, 64, 4, 2), TileShape(32, 64, 4, 3, 2)):
+    for shape in (
+        TileShape(16, 64, 4, 2),
+        TileShape(32, 64, 4, 3, 2),
+        TileShape(32, 64, 4, 3, 1, True),
+    ):
         assert many_takes(words, shape)
         out = torch.empty(rows, OUTPUTS, dtype=DTYPE, device=DEVICE)
         if shape.splits > 1:

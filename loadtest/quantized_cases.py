@@ -58,6 +58,7 @@ MANY_SHAPES = {
     64: [
         TileShape(64, 64, 4, 4), TileShape(64, 128, 4, 3), TileShape(64, 128, 8, 4),
         TileShape(64, 64, 4, 4, 2), TileShape(64, 64, 4, 4, 4), TileShape(64, 128, 8, 3, 4),
+        TileShape(64, 128, 4, 3, 1, True),
     ],
     256: [
         TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3),

@@ -6,7 +6,7 @@ is multiplied by torch.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,115 +15,29 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from coded_twins import CONFIG, EPS, a_space, agree, step, twins
+
 from penstock.kernels.gpu import code_shapes
 from penstock.kernels.gpu.word_weight import SPACE_BYTES
-from penstock.kernels.rotary import RopeParameters
 from penstock.services.worker import plan
 from penstock.services.worker.gpu import coded_products
 from penstock.services.worker.gpu.coded_products import CodedProducts, Fp8Products, choose_coded
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
-from penstock.services.worker.gpu.layer_products import (
-    BoundedProducts,
-    LayerProducts,
-    LibraryProducts,
-)
+from penstock.services.worker.gpu.layer_products import BoundedProducts, LibraryProducts
 from penstock.services.worker.gpu.row_linears import RowsLinear
-from penstock.services.worker.gpu.workspace import Workspace, make_workspace
-from penstock.services.worker.models.dense import DenseConfig, DenseLayer, DenseWeights
-from penstock.services.worker.models.dense_form import allocate_dense
+from penstock.services.worker.models.dense import DenseConfig
 from penstock.services.worker.models.linear import Linear
-from penstock.services.worker.models.linear_specification import KeptPart, LayerLinears
-from penstock.services.worker.models.quantized_linear import (
-    QuantizedLinear,
-    SummedQuantizedLinear,
-)
+from penstock.services.worker.models.linear_specification import KeptPart
+from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.weight_words import (
     give_words,
     with_forms,
     words_of_products,
 )
 from penstock.services.worker.quantization.format import Form
-from penstock.services.worker.quantization.online import OnlineFormat
 
-CPU, EPS, ROWS = torch.device("cpu"), 1e-6, 40
-CONFIG = DenseConfig(512, 256, 2, 4, 2, 64, 384, EPS, RopeParameters(1e4), False)
+CPU, ROWS = torch.device("cpu"), 40
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pretends to have a GPU")
-
-
-class Twins(NamedTuple):
-    coded: DenseWeights
-    """In words."""
-    plain: DenseWeights
-    """Of the same numbers."""
-
-
-def twins(
-    kind: Any, dtype: torch.dtype = torch.float32, ranks: Any = None, config: DenseConfig = CONFIG
-) -> Twins:
-    """ranks: who sum the products that are divided by inputs, if any do."""
-    generator = torch.Generator().manual_seed(4)
-    pair: list[DenseWeights] = []
-    weights = allocate_dense(config, dtype, CPU)
-    weights.embedding.normal_(generator=generator)
-    layers: list[list[DenseLayer]] = [[], []]
-    for layer in weights.layers:
-        norms = {
-            name: 1.0 + 0.1 * torch.randn(config.hidden_size, generator=generator)
-            for name in ("input_norm", "post_norm")
-        }
-        both = [_twin(linear, kind, dtype, generator, ranks) for linear in layer.linears]
-        for each, linears in zip(layers, zip(*both, strict=True), strict=True):
-            changed: Any = msgspec.structs.replace(
-                layer, linears=LayerLinears(*linears), **norms
-            )  # fmt: skip
-            each.append(changed)
-    weights.norm.fill_(1.0)
-    for each in layers:
-        pair.append(msgspec.structs.replace(weights, layers=each))
-    give_words([linear for layer in pair[0].layers for linear in layer.linears])
-    return Twins(*pair)
-
-
-def _twin(
-    linear: Linear, kind: Any, dtype: torch.dtype, generator: torch.Generator, ranks: Any
-) -> tuple[QuantizedLinear, Linear]:
-    stored = linear.specification
-    formats = (OnlineFormat(kind),) * len(stored.stored)
-    specification = msgspec.structs.replace(stored, formats=formats)
-    coded = QuantizedLinear(specification, dtype, CPU)
-    if ranks is not None and stored.shard == "inputs":
-        coded = SummedQuantizedLinear(specification, dtype, CPU, ranks)
-    coded.draw(stored.inputs**-0.5, generator)
-    (piece,) = coded.pieces
-    plain: Any = piece
-    return coded, Linear(stored, plain.dequantized(dtype))
-
-
-def a_space(config: DenseConfig = CONFIG, dtype: torch.dtype = torch.float32) -> Workspace:
-    return make_workspace(config, ROWS, 4, dtype, CPU)
-
-
-def step(products: LayerProducts, space: Workspace, rows: int) -> list[Tensor]:
-    """What a step of these products leaves, with something else in place of attention."""
-    generator = torch.Generator().manual_seed(rows)
-    space.residual[:rows] = torch.randn(rows, CONFIG.hidden_size, generator=generator)
-    found = []
-    products.begin(rows)
-    for layer in range(CONFIG.num_layers):
-        products.qkv(layer, rows)
-        found.append(space.qkv[:rows].clone())
-        attended = torch.randn(space.attention_output[:rows].shape, generator=generator)
-        space.attention_output[:rows] = attended
-        products.output(layer, rows)
-        products.gate_up(layer, rows)
-        products.down(layer, rows)
-    products.end(rows)
-    return [*found, space.residual[:rows].clone(), space.normed[:rows].clone()]
-
-
-def agree(found: list[Tensor], wanted: list[Tensor], most: float) -> None:
-    for one, other in zip(found, wanted, strict=True):
-        assert float((one - other).norm() / other.norm()) < most
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])

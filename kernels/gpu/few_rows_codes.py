@@ -9,8 +9,8 @@ the first ones before the kernel ahead has ended (``early_launch``). A step is 1
 of four bits, 64 of eight: ``SUBS`` products of 32 columns, which are permuted in both operands.
 Sums are scaled where a group ends, in fp32: no weight is rounded.
 
-References: ``word_weight``, ``penstock.kernels.linear`` and ``activation``. bf16 alone; the
-interpreter takes fp32.
+References: ``word_weight``, ``penstock.kernels.linear`` and ``activation``. bf16 and fp16; the
+interpreter takes fp32, too.
 """
 
 # Tuples of tiles grow while the compiler unrolls a loop: no type of Python's says that.
@@ -20,19 +20,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.code_pairs import e4m3_pairs, int8_pairs, nibble_pairs, numbers_of
+from penstock.kernels.gpu.code_pairs import (
+    e4m3_pairs,
+    int8_pairs,
+    nibble_pairs,
+    numbers_of,
+    zero_pairs,
+)
 from penstock.kernels.gpu.device_functions import INTERPRETED, silu_and_mul
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.word_weight import KINDS, WordWeight
 
 _STEP_WORDS = 16
 """Words of a row that a warp reads at once: 64 bytes."""
-_ZERO = tl.constexpr(0x43084308)
-"""128 and the zero of int4 without zeros, twice."""
+_ZERO = tl.constexpr(8)
+"""Of int4 without zeros."""
 
 
 class Shape(NamedTuple):
@@ -113,7 +120,9 @@ def _load_rows(
 
 
 @triton.jit
-def _widened(words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr, PARTS: tl.constexpr):
+def _widened(
+    words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr, PARTS: tl.constexpr, HALF: tl.constexpr
+):
     """The tiles of a step, words [16 WARPS, 16], as first operands [WARPS, 16, 32]. zeros: one
     of each of ``PARTS`` groups."""
     parts = tl.reshape(words, [16 * WARPS, 4, 2, 2])
@@ -125,28 +134,28 @@ def _widened(words, zeros, KIND: tl.constexpr, WARPS: tl.constexpr, PARTS: tl.co
         quarters = (first, second, third, fourth)
         for quarter in tl.static_range(4):
             word, zero = quarters[quarter], zeros[quarter * PARTS // 4]
-            near = tl.join(nibble_pairs(word, zero, 0), nibble_pairs(word, zero, 2))
-            far = tl.join(nibble_pairs(word, zero, 1), nibble_pairs(word, zero, 3))
-            both = numbers_of(tl.join(near, far))
+            near = tl.join(nibble_pairs(word, zero, 0, HALF), nibble_pairs(word, zero, 2, HALF))
+            far = tl.join(nibble_pairs(word, zero, 1, HALF), nibble_pairs(word, zero, 3, HALF))
+            both = numbers_of(tl.join(near, far), HALF)
             tiles += (_left(tl.reshape(both, [16 * WARPS, 32]), WARPS),)
         return tiles
     else:
         return (
-            _left(_eight_codes(first, second, KIND, WARPS), WARPS),
-            _left(_eight_codes(third, fourth, KIND, WARPS), WARPS),
+            _left(_eight_codes(first, second, KIND, WARPS, HALF), WARPS),
+            _left(_eight_codes(third, fourth, KIND, WARPS, HALF), WARPS),
         )
 
 
 @triton.jit
-def _eight_codes(first, second, KIND: tl.constexpr, WARPS: tl.constexpr):
+def _eight_codes(first, second, KIND: tl.constexpr, WARPS: tl.constexpr, HALF: tl.constexpr):
     """Two words of four codes of each row and thread, as [16 WARPS, 32] numbers."""
     if KIND == 1:
-        near = tl.join(int8_pairs(first, False), int8_pairs(second, False))
-        far = tl.join(int8_pairs(first, True), int8_pairs(second, True))
+        near = tl.join(int8_pairs(first, False, HALF), int8_pairs(second, False, HALF))
+        far = tl.join(int8_pairs(first, True, HALF), int8_pairs(second, True, HALF))
     else:
-        near = tl.join(e4m3_pairs(first, False), e4m3_pairs(second, False))
-        far = tl.join(e4m3_pairs(first, True), e4m3_pairs(second, True))
-    return tl.reshape(numbers_of(tl.join(near, far)), [16 * WARPS, 32])
+        near = tl.join(e4m3_pairs(first, False, HALF), e4m3_pairs(second, False, HALF))
+        far = tl.join(e4m3_pairs(first, True, HALF), e4m3_pairs(second, True, HALF))
+    return tl.reshape(numbers_of(tl.join(near, far), HALF), [16 * WARPS, 32])
 
 
 @triton.jit
@@ -154,6 +163,7 @@ def _multiply(
     tiles, x_tiles, scales, zeros, totals,
     KIND: tl.constexpr, SUBS: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr,
     BLOCKS: tl.constexpr, WARPS: tl.constexpr, SCALED: tl.constexpr, ZEROS: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """``totals`` plus the products of the first step. PARTS: groups of columns in a step."""
     rights = ()
@@ -165,10 +175,10 @@ def _multiply(
         for part in tl.static_range(PARTS):
             if ZEROS:
                 zero = zeros[part * BLOCKS + block].to(tl.int32)
-                block_zeros += ((zero | (zero << 16)) + 0x43004300,)
+                block_zeros += (zero_pairs(zero, HALF),)
             else:
-                block_zeros += (tl.full([1, 1], _ZERO, tl.int32),)
-        lefts = _widened(tiles[block], block_zeros, KIND, WARPS, PARTS)
+                block_zeros += (zero_pairs(tl.full([1, 1], _ZERO, tl.int32), HALF),)
+        lefts = _widened(tiles[block], block_zeros, KIND, WARPS, PARTS, HALF)
         for group in tl.static_range(GROUPS):
             total = totals[block * GROUPS + group]
             for part in tl.static_range(PARTS):
@@ -196,7 +206,8 @@ def _few_rows_codes_kernel(
     ROW_WORDS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
     SCALED: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, BIAS: tl.constexpr,
     GATED: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr, WARPS: tl.constexpr,
-    DEPTH: tl.constexpr, X_DEPTH: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr,
+    DEPTH: tl.constexpr, X_DEPTH: tl.constexpr, SPLITS: tl.constexpr, HALF: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """``16 BLOCKS`` rows of W a program, times ``8 GROUPS`` rows of x, over a part of the width."""
     outs: tl.constexpr = 8 * BLOCKS if GATED else 16 * BLOCKS
@@ -287,7 +298,7 @@ def _few_rows_codes_kernel(
                     )
         totals = _multiply(
             tiles, x_tiles, scale_tiles, zero_tiles, totals, KIND, SUBS, PARTS, GROUPS, BLOCKS,
-            WARPS, SCALED, ZEROS,
+            WARPS, SCALED, ZEROS, HALF,
         )  # fmt: skip
         tiles = tiles[BLOCKS:]
         x_tiles = x_tiles[SUBS * GROUPS :]
@@ -345,6 +356,6 @@ def few_rows_codes(
         out.stride(-2), 0 if scales is None else scales.shape[1], weight.words.shape[1],
         KINDS[weight.kind], weight.group, weight.rows, scales is not None, weight.zeros is not None,
         weight.factor is not None, bias is not None, gated, -(-rows // 8), blocks, warps,
-        min(depth, steps), min(x_depth, steps), splits, EARLY,
+        min(depth, steps), min(x_depth, steps), splits, x.dtype == torch.float16, EARLY,
         num_warps=warps, launch_pdl=EARLY,
     )  # fmt: skip

@@ -4,12 +4,13 @@ A program widens tiles of codes in registers (``code_pairs``) and multiplies the
 first operand, with tiles of x; where a layer has too few columns to keep the device busy, programs
 share the width, and what reads their parts next adds them up (``norm.add_rms_norm``). Sums are
 scaled where a group ends, in fp32; numbers of groups within a tile, or where the shape says so,
-before the product, which rounds them to bf16.
+before the product, which rounds them.
 
 ``widen`` writes some rows of a weight in bf16, for the library's product: for very many rows that
 is faster, and pieces are chosen that stay in the L2 cache meanwhile.
 
-References: ``word_weight`` and ``penstock.kernels.linear``. bf16 alone; the interpreter takes fp32.
+References: ``word_weight`` and ``penstock.kernels.linear``. bf16 and fp16; the interpreter takes fp32,
+too.
 """
 
 # mypy: disable-error-code="assignment"
@@ -23,12 +24,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.code_pairs import e4m3_pairs, int8_pairs, nibble_pairs, numbers_of
+from penstock.kernels.gpu.code_pairs import (
+    e4m3_pairs,
+    int8_pairs,
+    nibble_pairs,
+    numbers_of,
+    zero_pairs,
+)
 from penstock.kernels.gpu.device_functions import dot
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.word_weight import KINDS, SPACE_BYTES, WordWeight
 
-_ZERO = tl.constexpr(0x43084308)
+_ZERO = tl.constexpr(8)
 
 
 class TileShape(NamedTuple):
@@ -44,7 +51,7 @@ class TileShape(NamedTuple):
     splits: int = 1
     """Programs that share the width."""
     fold: bool = False
-    """Whether scales of groups go into tiles of W, which rounds these to bf16, rather than into
+    """Whether scales of groups go into tiles of W, which rounds these, rather than into
     sums: then sums stay where the matrix unit adds to them."""
 
 
@@ -59,7 +66,7 @@ def _spread_groups(values, COLUMNS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: t
 def _widened_tile(
     words, zeros, column, begin, columns,
     KIND: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-    STEP: tl.constexpr,
+    STEP: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     """A tile of codes less their zeros, [BLOCK_COLUMNS, STEP] numbers; begin: its first input."""
     if KIND == 0:
@@ -70,18 +77,18 @@ def _widened_tile(
             group = begin // GROUP + tl.arange(0, GROUPS)
             place = group[None, :] * columns + column[:, None]
             zero = tl.load(zeros + place, mask=(column < columns)[:, None], other=0).to(tl.int32)
-            zero = (zero | (zero << 16)) + 0x43004300
+            zero = zero_pairs(zero, HALF)
             zero = _spread_groups(zero, BLOCK_COLUMNS, GROUPS, STEP // 8)
         else:
-            zero = tl.full([1, 1], _ZERO, tl.int32)
-        near = tl.join(nibble_pairs(words, zero, 0), nibble_pairs(words, zero, 2))
-        far = tl.join(nibble_pairs(words, zero, 1), nibble_pairs(words, zero, 3))
+            zero = zero_pairs(tl.full([1, 1], _ZERO, tl.int32), HALF)
+        near = tl.join(nibble_pairs(words, zero, 0, HALF), nibble_pairs(words, zero, 2, HALF))
+        far = tl.join(nibble_pairs(words, zero, 1, HALF), nibble_pairs(words, zero, 3, HALF))
         pairs = tl.join(near, far)
     elif KIND == 1:
-        pairs = tl.join(int8_pairs(words, False), int8_pairs(words, True))
+        pairs = tl.join(int8_pairs(words, False, HALF), int8_pairs(words, True, HALF))
     else:
-        pairs = tl.join(e4m3_pairs(words, False), e4m3_pairs(words, True))
-    return tl.reshape(numbers_of(pairs), [BLOCK_COLUMNS, STEP])
+        pairs = tl.join(e4m3_pairs(words, False, HALF), e4m3_pairs(words, True, HALF))
+    return tl.reshape(numbers_of(pairs, HALF), [BLOCK_COLUMNS, STEP])
 
 
 @triton.jit
@@ -104,7 +111,7 @@ def _many_rows_kernel(
     ROW_WORDS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, SCALE_ROWS: tl.constexpr,
     SCALED: tl.constexpr, ZEROS: tl.constexpr, FACTOR: tl.constexpr, BIAS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr,
-    SPLITS: tl.constexpr, FOLD: tl.constexpr, EARLY: tl.constexpr,
+    SPLITS: tl.constexpr, FOLD: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A tile of ``out``, [BLOCK_ROWS, BLOCK_COLUMNS], a program; in transposed form."""
     begin_early(EARLY)
@@ -124,7 +131,7 @@ def _many_rows_kernel(
         right = tl.load(x_source + begin, mask=(row < rows)[None, :], other=0.0)
         at = first + begin
         left = _widened_tile(
-            codes, zeros, column, at, columns, KIND, GROUP, ZEROS, BLOCK_COLUMNS, STEP
+            codes, zeros, column, at, columns, KIND, GROUP, ZEROS, BLOCK_COLUMNS, STEP, HALF
         )
         if SCALED and (FOLD or GROUP < STEP):
             left = _scaled_tile(
@@ -164,7 +171,7 @@ def _widen_kernel(
     source = words + column.to(tl.int64)[:, None] * ROW_WORDS + place[None, :]
     codes = tl.load(source, mask=shown, other=0)
     tile = _widened_tile(
-        codes, zeros, column, begin, columns, KIND, GROUP, ZEROS, BLOCK_COLUMNS, STEP
+        codes, zeros, column, begin, columns, KIND, GROUP, ZEROS, BLOCK_COLUMNS, STEP, False
     ).to(tl.float32)
     if SCALED:
         tile = _scaled_tile(
@@ -199,7 +206,8 @@ def many_rows_codes(
         out.stride(-2), 0 if scales is None else scales.shape[1], weight.words.shape[1],
         KINDS[weight.kind], weight.group, weight.rows, scales is not None,
         weight.zeros is not None, weight.factor is not None, bias is not None, shape.rows,
-        shape.columns, tile_step(weight), shape.splits, shape.fold, EARLY,
+        shape.columns, tile_step(weight), shape.splits, shape.fold,
+        x.dtype == torch.float16, EARLY,
         num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip
 

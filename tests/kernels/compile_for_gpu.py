@@ -150,20 +150,20 @@ def quantized(dtype: torch.dtype) -> None:
         for rows in (1, 64):
             x = torch.zeros(rows, 384, dtype=dtype)
             quantized_linear(x, weight, None, torch.zeros(rows, 64, dtype=dtype))
-    if dtype == torch.bfloat16:
-        in_words_of(quantized_weights(64, 384).values())
+    if dtype != torch.float32:
+        in_words_of(quantized_weights(64, 384).values(), dtype)
 
 
-def in_words_of(weights: Iterable[QuantizedWeight]) -> None:
+def in_words_of(weights: Iterable[QuantizedWeight], dtype: torch.dtype) -> None:
     """Products with weights in words, in parts, gated and widened, and of rows in FP8."""
     space = torch.zeros(SPACE_BYTES, dtype=torch.uint8)
     for weight in (word_weight(each) for each in weights if not why_not(each)):
         for rows in (1, 12, 40, 100, 300):
-            x, out = (torch.zeros(rows, size, dtype=torch.bfloat16) for size in (384, 64))
+            x, out = (torch.zeros(rows, size, dtype=dtype) for size in (384, 64))
             for divided in (False, True):
                 word_linear(x, weight, None, out, space, divided=divided)
         for blocks in (1, 2):
-            x, out = (torch.zeros(3, size, dtype=torch.bfloat16) for size in (384, 32))
+            x, out = (torch.zeros(3, size, dtype=dtype) for size in (384, 32))
             few_rows_codes(x, weight, None, out, Shape(blocks, 1, 2, 1), gated=True)
     if CAPABILITY >= (8, 9):
         rows_in_fp8(space)

@@ -141,7 +141,8 @@ def test_words_hold_the_codes_of_the_weight() -> None:
     assert torch.equal(codes_of(word_weight(weight)), both.float())
 
 
-def test_every_code_of_8_bits_is_read_as_it_is() -> None:
+@pytest.mark.parametrize("dtype", [DTYPE, torch.float16], ids=str)
+def test_every_code_of_8_bits_is_read_as_it_is(dtype: torch.dtype) -> None:
     """Subnormal ones too; but NaN of e4m3, which no checkpoint may have."""
     codes = torch.arange(256, dtype=torch.uint8)
     for kind in ("int8", "fp8"):
@@ -150,13 +151,28 @@ def test_every_code_of_8_bits_is_read_as_it_is() -> None:
             own[(own & 0x7F) == 0x7F] = 0
         dtype = torch.int8 if kind == "int8" else CODES
         one = QuantizedWeight(kind, own.view(1, 256).repeat(16, 1).view(dtype), 256)
-        x = torch.eye(16, 256, dtype=DTYPE, device=DEVICE)
+        x = torch.eye(16, 256, dtype=dtype, device=DEVICE)
         for first in range(0, 256, 16):
-            out = torch.empty(16, 16, dtype=DTYPE, device=DEVICE)
+            out = torch.empty(16, 16, dtype=dtype, device=DEVICE)
             few_rows_codes(
                 x.roll(first, 1), _on_device(word_weight(one)), None, out, Shape(1, 4, 1, 1)
             )
             assert torch.equal(out[:, 0].float().cpu(), one.codes[0, first : first + 16].float())
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_rows_in_fp16_are_multiplied_as_well(kind: str) -> None:
+    weight, half = WEIGHTS[kind], torch.float16
+    words = _on_device(word_weight(weight))
+    plain = weight.dequantized(torch.float64).to(DEVICE)
+    x = _x(5).to(half)
+    for shape in (Shape(1, 4, 9, 2), TileShape(16, 64, 4, 2)):
+        out = torch.empty(5, OUTPUTS, dtype=half, device=DEVICE)
+        if isinstance(shape, Shape):
+            few_rows_codes(x, words, None, out, shape)
+        else:
+            many_rows_codes(x, words, None, out, shape)
+        assert error(out, x.double() @ plain.t()) < tolerance(half)
 
 
 def test_weights_that_have_no_words_say_why() -> None:

@@ -170,23 +170,24 @@ def test_a_gate_that_no_kernel_has_inside_is_computed_behind_the_product() -> No
     assert choice.summary == "products alone: the gate is gelu_tanh"
 
 
-def test_what_has_no_words_is_counted_and_named() -> None:
+def test_what_has_no_words_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     linears = [linear for layer in twins("int8").coded.layers for linear in layer.linears]
     assert words_of_products(linears) == "quantized weights: 8 by kernels for words"
     assert words_of_products([Linear.allocate(linears[0].specification, torch.float32, CPU)]) == ""
     form = Form("int4", 96, 1, 2)
     specification = msgspec.structs.replace(linears[0].specification, inputs=384)
-    other = with_forms(specification, [KeptPart(512, form)], torch.float32, CPU, fp8=False)
-    half = with_forms(
-        specification, [KeptPart(512, Form("int8", 0))], torch.float16, CPU, fp8=False
+    other = with_forms(specification, [KeptPart(512, form)], torch.bfloat16, CPU, fp8=False)
+    wide = with_forms(
+        specification, [KeptPart(512, Form("int8", 0))], torch.float32, CPU, fp8=False
     )
-    give_words([other, half])
-    assert words_of_products([*linears, other, half]) == (
+    monkeypatch.setattr(code_shapes, "device_capability", lambda: (9, 0))
+    give_words([other, wide])
+    assert words_of_products([*linears, other, wide]) == (
         "quantized weights: 8 by kernels for words, 1 by the slower one for any form (groups of 96 "
-        "columns), 1 by the slower one for any form (activations are float16; --dtype bfloat16 has "
-        "them)"
+        "columns), 1 by the slower one for any form (activations are float32; --dtype bfloat16 has "
+        "faster ones)"
     )
-    assert other.words is None and half.words is None
+    assert other.words is None and wide.words is None
 
 
 def test_weights_are_in_words_once_and_take_as_much_memory_as_before() -> None:

@@ -149,8 +149,8 @@ def test_every_code_of_8_bits_is_read_as_it_is(dtype: torch.dtype) -> None:
         own = codes.clone()
         if kind == "fp8":
             own[(own & 0x7F) == 0x7F] = 0
-        dtype = torch.int8 if kind == "int8" else CODES
-        one = QuantizedWeight(kind, own.view(1, 256).repeat(16, 1).view(dtype), 256)
+        stored = torch.int8 if kind == "int8" else CODES
+        one = QuantizedWeight(kind, own.view(1, 256).repeat(16, 1).view(stored), 256)
         x = torch.eye(16, 256, dtype=dtype, device=DEVICE)
         for first in range(0, 256, 16):
             out = torch.empty(16, 16, dtype=dtype, device=DEVICE)

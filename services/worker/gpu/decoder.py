@@ -46,7 +46,6 @@ from penstock.services.worker.models.dense import (
     tables_of,
 )
 from penstock.services.worker.models.dense_form import half_tables
-from penstock.services.worker.models.weight_words import words_of_products
 
 
 class GpuDecoder(StepDecoder):
@@ -73,10 +72,9 @@ class GpuDecoder(StepDecoder):
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
         slots, eps = len(state.rows), config.rms_norm_eps
-        linears = [*(each for layer in weights.layers for each in layer.linears), weights.lm_head]
-        self._quantized = any(linear.quantized for linear in linears)
-        words = words_of_products(linears)
-        self._words = f"; {words}" if words else ""
+        self._quantized = weights.lm_head.quantized or any(
+            linear.quantized for layer in weights.layers for linear in layer.linears
+        )
         self.space = make_workspace(config, max_rows, slots, dtype, device)
         stored = all(
             layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers
@@ -122,7 +120,7 @@ class GpuDecoder(StepDecoder):
         return (
             f"{self.attention.summary}; "
             f"layers of few rows by the {self.products.summary}; "
-            f"gated products of many rows by the {self.gated.summary}{self._words}"
+            f"gated products of many rows by the {self.gated.summary}"
         )
 
     @property

@@ -33,16 +33,16 @@ def give_words(linears: Iterable[Linear]) -> None:
 
 
 def words_of_products(linears: Iterable[Linear]) -> str:
-    """What multiplies the quantized weights on a GPU, for the log; empty: none is quantized."""
+    """What multiplies the quantized weights on a GPU, for the log; empty: none is in codes."""
     coded = [each for each in linears if isinstance(each, QuantizedLinear)]
-    if not coded:
-        return ""
     reasons = collections.Counter[str]()
     for each in coded:
         reasons.update(each.slow)
     fast = sum(isinstance(piece, WordWeight) for each in coded for piece in each.pieces)
+    if not fast and not reasons:
+        return ""
     slow = [f"{count} by the slower one for any form ({why})" for why, count in reasons.items()]
-    return "quantized weights: " + ", ".join([f"{fast} by kernels for words", *slow])
+    return "; products: " + ", ".join([f"{fast} by kernels for words", *slow])
 
 
 def with_forms(

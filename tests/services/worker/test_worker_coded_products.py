@@ -172,7 +172,7 @@ def test_a_gate_that_no_kernel_has_inside_is_computed_behind_the_product() -> No
 
 def test_what_has_no_words_is_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     linears = [linear for layer in twins("int8").coded.layers for linear in layer.linears]
-    assert words_of_products(linears) == "quantized weights: 8 by kernels for words"
+    assert words_of_products(linears) == "; products: 8 by kernels for words"
     assert words_of_products([Linear.allocate(linears[0].specification, torch.float32, CPU)]) == ""
     form = Form("int4", 96, 1, 2)
     specification = msgspec.structs.replace(linears[0].specification, inputs=384)
@@ -183,7 +183,7 @@ def test_what_has_no_words_is_counted_and_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(code_shapes, "device_capability", lambda: (9, 0))
     give_words([other, wide])
     assert words_of_products([*linears, other, wide]) == (
-        "quantized weights: 8 by kernels for words, 1 by the slower one for any form (groups of 96 "
+        "; products: 8 by kernels for words, 1 by the slower one for any form (groups of 96 "
         "columns), 1 by the slower one for any form (activations are float32; --dtype bfloat16 has "
         "faster ones)"
     )

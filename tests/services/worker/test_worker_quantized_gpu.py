@@ -25,6 +25,7 @@ from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.weight_words import words_of_products
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 Folder = Callable[[str], Path]
@@ -81,14 +82,15 @@ def test_tokens_of_words_are_those_of_the_dequantized_weights(
 ) -> None:
     """Steps of few rows and of some; every kernel that they may need is launched at the start."""
     folder = tiny_folder("llama3-wide")
-    executor, reference = dense_executor(*in_form(load(folder, online=kind)), SIZES), load(
-        folder, online=kind
-    )
+    model, reference = load(folder, online=kind), load(folder, online=kind)
+    executor = dense_executor(*in_form(model), SIZES)
     reference.make_plain()
+    assert words_of_products(reference.linears()) == ""
     if not ON_GPU:  # that computes fp32 by the kernel for any form
         assert executor.decoder.row_classes
-        assert "8 by kernels for words, 1 by the slower one" in executor.summary
-        assert "multiples of 16 x 128 are taken" in executor.summary  # the LM head has 307 rows
+        words = words_of_products(model.linears())
+        assert "8 by kernels for words, 1 by the slower one" in words
+        assert "multiples of 16 x 128 are taken" in words  # the LM head has 307 rows
     executor.run_kernels()
     prompts, count = some_prompts([1, 20]), 2
     wanted = PlanDriver(ModelExecutor(reference, SIZES), 1).run(prompts, count)

@@ -27,8 +27,9 @@ from penstock.kernels.gpu.fp8_linear import (
 from penstock.kernels.gpu.many_rows_codes import many_rows_codes, widened_linear
 from penstock.kernels.gpu.word_weight import WordWeight
 
-FP8_ROWS = 17
-"""Fewer rows are multiplied as they are: reading W is what takes the time."""
+FP8_ROWS, FP8_BLOCK_ROWS = 17, 65
+"""Fewer rows, of weights with scales of rows or of blocks, are multiplied as they are: reading W is
+what takes the time."""
 _BLOCK_TILE, _BLOCK_WARPS = (128, 128), 8
 
 
@@ -48,7 +49,8 @@ def word_linear(
     rows, outputs = len(x), weight.shape[0]
     if not rows:
         return out
-    if fp8 and rows >= FP8_ROWS and out.is_contiguous() and takes_fp8(weight, x.dtype):
+    least = FP8_ROWS if in_rows(weight) else FP8_BLOCK_ROWS
+    if fp8 and rows >= least and out.is_contiguous() and takes_fp8(weight, x.dtype):
         _fp8_product(x, weight, bias, out, space)
         return out
     shape = product_shape(weight, rows, divided=divided and _fit(space, rows, outputs))

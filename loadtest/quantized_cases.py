@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes
-from penstock.kernels.gpu.fp8_linear import CODES, fp8_linear, quantize_rows
+from penstock.kernels.gpu.fp8_linear import BLOCK, CODES, fp8_block_linear, fp8_linear, quantize_rows
 from penstock.kernels.gpu.many_rows_codes import (
     TileShape,
     many_rows_codes,
@@ -73,7 +73,12 @@ MANY_SHAPES = {
     ],
 }  # fmt: skip
 
-Format = Literal["bf16", "fp8 x fp8", "fp8", "int8", "int4"]
+BLOCK_SHAPES = [
+    ((64, 64), 4, 4), ((64, 128), 4, 4), ((64, 128), 8, 4), ((128, 128), 8, 3), ((128, 128), 4, 3),
+    ((128, 256), 8, 3),
+]  # fmt: skip
+
+Format = Literal["bf16", "fp8 x fp8", "fp8 blocks", "fp8", "int8", "int4"]
 
 
 class Case(NamedTuple):
@@ -102,13 +107,18 @@ class Layer:
         self.x_codes = torch.empty(self.x.shape, dtype=CODES, device=device)
         self.x_scales = torch.empty(len(self.x), 1, dtype=torch.float32, device=device)
         quantize_rows(self.x, self.x_codes, self.x_scales)
+        blocks = self.width // BLOCK
+        self.x_block_codes = torch.empty_like(self.x_codes)
+        self.x_block_scales = torch.empty(len(self.x), blocks, device=device)
+        quantize_rows(self.x, self.x_block_codes, self.x_block_scales)
         self._out: dict[tuple[int, ...], Tensor] = {}
 
     def plain(self) -> list[Tensor]:
         first = self._normal(self.outs, self.width).mul_(self.width**-0.5)
         return [first, *(first.clone() for _ in range(self._copies(first.nbytes) - 1))]
 
-    def coded(self, kind: WordKind) -> list[WordWeight]:
+    def coded(self, kind: WordKind, *, blocks: bool = False) -> list[WordWeight]:
+        """blocks: with scales of 128 x 128."""
         size = (self.outs, self.width // 8 if kind == "int4" else self.width // 4)
         scales, factor = None, self._positive(self.outs)
         if kind == "fp8":
@@ -119,8 +129,10 @@ class Layer:
             words = words if words.is_meta else words.random_(*ends)
         if kind == "int4":
             scales = self._positive(self.width // _GROUP, self.outs).bfloat16()
+        elif blocks:
+            scales = self._positive(self.width // _GROUP, self.outs // _GROUP)
         first = WordWeight(
-            kind, words, self.width if scales is None else _GROUP, scales, 1, None,
+            kind, words, self.width if scales is None else _GROUP, scales, _GROUP if blocks else 1, None,
             factor if scales is None else None,
         )  # fmt: skip
         count = self._copies(first.num_bytes)
@@ -138,11 +150,14 @@ class Layer:
             return self.out(rows, self.outs)
         return self.out(splits, rows, self.outs, dtype=torch.float32)
 
-    def reference(self, weight: Tensor, rows: int, quantized_x: bool) -> Tensor:
+    def reference(self, weight: Tensor, rows: int, format: str) -> Tensor:
         """fp32 [rows, N]; weight: fp32."""
         x = self.x[:rows].float()
-        if quantized_x:
+        if format == "fp8 x fp8":
             x = self.x_codes[:rows].float() * self.x_scales[:rows]
+        elif format == "fp8 blocks":
+            wide = self.x_block_scales[:rows].repeat_interleave(BLOCK, 1)
+            x = self.x_block_codes[:rows].float() * wide
         return x @ weight.t()
 
     def _copies(self, size: int) -> int:
@@ -166,7 +181,8 @@ def plain_of(weight: WordWeight) -> Tensor:
     if weight.kind == "int4":
         values -= 8
     if weight.scales is not None:
-        values *= weight.scales.float().t().repeat_interleave(weight.group, 1)
+        rows = weight.scales.float().t().repeat_interleave(weight.rows, 0)
+        values *= rows.repeat_interleave(weight.group, 1)
     if weight.factor is not None:
         values *= weight.factor[:, None]
     return values
@@ -185,6 +201,8 @@ def cases_of(
             yield from _plain(layer, weights, rows)
         elif format == "fp8 x fp8":
             yield from _fp8(layer, weights, rows)
+        elif format == "fp8 blocks":
+            yield from _blocks(layer, weights, rows)
         else:
             yield from _codes(layer, weights, rows, format)
 
@@ -233,6 +251,28 @@ def _fp8(layer: Layer, weights: list[WordWeight], rows: int) -> Iterator[Case]:
         for shape in dict.fromkeys(shapes):
             if layer.width // 128 % shape.splits == 0:
                 yield _hopper(layer, codes, rows, shape, factors)
+
+
+def _blocks(layer: Layer, weights: list[WordWeight], rows: int) -> Iterator[Case]:
+    x, scales, out = layer.x_block_codes[:rows], layer.x_block_scales[:rows], layer.out(rows, layer.outs)
+    codes = [weight.words.view(CODES) for weight in weights]
+    of_blocks = [weight.scales for weight in weights if weight.scales is not None]
+
+    def call(copy: int, *, tile: tuple[int, int], warps: int, stages: int) -> None:
+        fp8_block_linear(
+            x, scales, codes[copy], of_blocks[copy], _GROUP, None, out, tile=tile, warps=warps,
+            stages=stages,
+        )  # fmt: skip
+
+    for tile, warps, stages in BLOCK_SHAPES if rows >= 64 else []:
+        if tile[0] <= max(rows, 64):
+            yield Case(
+                layer.name, rows, "fp8 blocks", "blocks",
+                f"{tile[0]} x {tile[1]}, {warps} warps, {stages} stages", weights[0].num_bytes,
+                len(weights), partial(call, tile=tile, warps=warps, stages=stages), out,
+            )  # fmt: skip
+    if rows < 64:
+        yield from _codes(layer, weights, rows, "fp8 blocks")
 
 
 def _hopper(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.loadtest.quantized_cases import Case, Layer
 
-FORMATS = ("bf16", "fp8 x fp8", "fp8", "int8", "int4")
+FORMATS = ("bf16", "fp8 x fp8", "fp8 blocks", "fp8", "int8", "int4")
 _MOST_ERROR = 1e-2
 """Of bf16 results."""
 _MOST_CALLS, _REPLAYS = 24, 5
@@ -128,7 +128,7 @@ def measured(run: Run, shapes: Sequence[str], formats: Sequence[str], rows: Sequ
                 run.failures.append(f"{name}, {format}: no time was left")
                 continue
             weights, plain = _weights(layer, format)
-            most = layer.reference(plain, wanted_rows(name), format == "fp8 x fp8")
+            most = layer.reference(plain, wanted_rows(name), format)
             del plain
             for case in cases_of(layer, weights, format, rows):  # type: ignore[arg-type]
                 if run.is_over:
@@ -152,8 +152,8 @@ def _weights(layer: Layer, format: str) -> tuple[list[Any], Tensor]:
     if format == "bf16":
         plain = layer.plain()
         return plain, plain[0].float()
-    kind: Any = "fp8" if format == "fp8 x fp8" else format
-    coded = layer.coded(kind)
+    kind: Any = format.split()[0]
+    coded = layer.coded(kind, blocks=format == "fp8 blocks")
     return coded, coded[0].words if layer.device.type == "meta" else plain_of(coded[0])
 
 

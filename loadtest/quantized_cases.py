@@ -271,8 +271,6 @@ def _blocks(layer: Layer, weights: list[WordWeight], rows: int) -> Iterator[Case
                 f"{tile[0]} x {tile[1]}, {warps} warps, {stages} stages", weights[0].num_bytes,
                 len(weights), partial(call, tile=tile, warps=warps, stages=stages), out,
             )  # fmt: skip
-    if rows < 64:
-        yield from _codes(layer, weights, rows, "fp8 blocks")
 
 
 def _hopper(

@@ -171,9 +171,17 @@ def product_shape(
     return few or tile_shape(weight, rows, divided=divided)
 
 
+def takes_coded_rows(weight: WordWeight, dtype: torch.dtype) -> bool:
+    """Whether a weight may be multiplied with activations in codes of its own kind here: in e4m3,
+    if it has a scale for each row, or one for each block of 128 columns; in int8, if it has a scale
+    for each row."""
+    if weight.kind == "int8":
+        return in_rows(weight) and device_capability() is not None
+    return takes_fp8(weight, dtype)
+
+
 def takes_fp8(weight: WordWeight, dtype: torch.dtype) -> bool:
-    """Whether a weight may be multiplied with activations in e4m3 here: it has a scale for each
-    row, or one for each block of 128 columns."""
+    """See ``takes_coded_rows``."""
     if weight.kind != "fp8" or weight.zeros is not None or dtype != torch.bfloat16:
         return False
     if device_capability() not in _FP8_CAPABILITIES:

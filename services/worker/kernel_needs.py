@@ -49,8 +49,8 @@ class CodedLinear(msgspec.Struct, frozen=True):
     """A linear layer of a quantized model."""
 
     parts: tuple[KeptPart, ...]
-    fp8: bool = False
-    """Whether its rows may be quantized to FP8."""
+    quantizes: bool = False
+    """Whether its rows may be quantized, too."""
 
 
 class CodedWeights(msgspec.Struct, frozen=True):
@@ -156,7 +156,7 @@ def _coded(
 
 
 def _coded_linear(linear: LinearSpecification) -> CodedLinear | None:
-    return CodedLinear(tuple(linear.kept), linear.fp8_rows) if linear.formats else None
+    return CodedLinear(tuple(linear.kept), linear.quantizes_rows) if linear.formats else None
 
 
 def _forms(planner: Planner, config: Config, everything: bool) -> tuple[str, ...]:

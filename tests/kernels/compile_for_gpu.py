@@ -44,6 +44,7 @@ from penstock.kernels.gpu.fp8_rows import (
     rms_norm_fp8,
     rows_to_fp8,
 )
+from penstock.kernels.gpu.int8_linear import int8_linear, quantize_rows_int8
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.packed_rows import (
@@ -165,12 +166,12 @@ def in_words_of(weights: Iterable[QuantizedWeight], dtype: torch.dtype) -> None:
         for blocks in (1, 2):
             x, out = (torch.zeros(3, size, dtype=dtype) for size in (384, 32))
             few_rows_codes(x, weight, None, out, Shape(blocks, 1, 2, 1), gated=True)
-    if CAPABILITY >= (8, 9):
-        rows_in_fp8(space)
+    if CAPABILITY >= (8, 9) and dtype == torch.bfloat16:
+        rows_in_codes(space)
 
 
-def rows_in_fp8(space: torch.Tensor) -> None:
-    """What leaves rows in FP8, and the product with weights in blocks."""
+def rows_in_codes(space: torch.Tensor) -> None:
+    """What leaves rows in FP8 and int8, and the products with them."""
     x, norm = torch.zeros(2, 3, 384, dtype=torch.bfloat16), torch.ones(384)
     rows = fp8_rows_in(torch.zeros(3, 384, dtype=torch.bfloat16), 384)
     rms_norm_fp8(x[0], norm, 1e-6, rows)
@@ -178,6 +179,9 @@ def rows_in_fp8(space: torch.Tensor) -> None:
     add_rms_norm_fp8(torch.zeros(2, 3, 384), x[1], norm, 1e-6, rows)
     gated_fp8(torch.zeros(3, 768, dtype=torch.bfloat16), rows)
     rows_to_fp8(x[0], rows)
+    int8, one = space[: 3 * 384].view(3, 384).view(torch.int8), torch.ones(3, 1)
+    quantize_rows_int8(x[0], int8, one)
+    int8_linear(int8, one, int8, one, None, torch.zeros(3, 3, dtype=torch.bfloat16))
     codes, scales = space[: 3 * 384].view(3, 384).view(CODES), torch.ones(3, 3)
     quantize_rows(x[0], codes, scales)
     if CAPABILITY != kernel_choice.HOPPER:

@@ -68,7 +68,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
         assert (name in kernels) == (capability == "90"), done.stdout
     for name in (
         "_quantize_rows_kernel", "_quantize_blocks_kernel", "_rms_norm_fp8_kernel",
-        "_add_rms_norm_fp8_kernel", "_gated_fp8_kernel",
+        "_add_rms_norm_fp8_kernel", "_gated_fp8_kernel", "_quantize_int8_kernel", "_int8_kernel",
     ):  # fmt: skip
         assert (name in kernels) == (capability in ("89", "90", "100", "120"))
     assert not re.findall(r"(\w+) may end before it has waited", done.stdout)

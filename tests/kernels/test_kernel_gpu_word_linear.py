@@ -25,6 +25,11 @@ from penstock.kernels.gpu.code_shapes import (
 from penstock.kernels.gpu.few_rows_codes import Shape
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes
 from penstock.kernels.gpu.fp8_linear import quantize_rows_reference
+from penstock.kernels.gpu.int8_linear import (
+    int8_linear,
+    quantize_rows_int8,
+    quantize_rows_int8_reference,
+)
 from penstock.kernels.gpu.many_rows_codes import TileShape
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
 from penstock.kernels.gpu.word_weight import SPACE_BYTES, WordWeight, word_weight
@@ -102,7 +107,7 @@ def test_more_rows_of_fp8_are_quantized_where_the_device_multiplies_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many at once as have room."""
-    monkeypatch.setattr(word_linear, "takes_fp8", lambda weight, dtype: weight.kind == "fp8")
+    monkeypatch.setattr(word_linear, "takes_coded_rows", lambda weight, dtype: True)
     calls: list[int] = []
 
     def product(
@@ -120,30 +125,65 @@ def test_more_rows_of_fp8_are_quantized_where_the_device_multiplies_it(
     codes, scales = quantize_rows_reference(x, 0 if kind == "fp8" else 128)
     plain_x = codes.double() * scales.double().repeat_interleave(INPUTS // parts, 1)
     plain = WEIGHTS[kind].dequantized(torch.float64)
-    word_linear.word_linear(x, weight, BIAS, out, _space(), fp8=True)
+    word_linear.word_linear(x, weight, BIAS, out, _space(), quantizes=True)
     # The interpreter rounds some codes wrongly.
     assert error(out, plain_x @ plain.t() + BIAS.double()) < 8e-3
     if kind == "fp8":
         small = torch.empty((INPUTS + 4) * 128, dtype=torch.uint8)
         wide, again = _x(150), torch.empty(150, OUTPUTS)
-        word_linear.word_linear(wide, weight, BIAS, again, small, fp8=True)
+        word_linear.word_linear(wide, weight, BIAS, again, small, quantizes=True)
         assert calls == [20, 128, 22]
         assert error(again, wide.double() @ plain.t() + BIAS.double()) < 0.04
     calls.clear()
-    few, wanted = _product(kind, FEW_ROWS, fp8=True)
+    few, wanted = _product(kind, FEW_ROWS, quantizes=True)
     assert not calls and error(few, wanted) < tolerance(DTYPE)
     unasked, wanted = _product(kind, rows)
     assert not calls and error(unasked, wanted) < tolerance(DTYPE)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="the library's products are those of a GPU")
+@pytest.mark.skipif(ON_GPU, reason="pretends what the device does")
+def test_more_rows_of_int8_are_quantized_where_what_made_the_weights_expects_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(word_linear, "takes_coded_rows", lambda weight, dtype: True)
+    codes, scales = quantize_rows_int8_reference(_x(70))
+    plain = WEIGHTS["int8"].dequantized(torch.float64)
+    wanted = (codes.double() * scales.double()) @ plain.t() + BIAS.double()
+    found, unrounded = _product("int8", 70, quantizes=True)
+    assert error(found, wanted) < 1e-6 < 1e-3 < error(found, unrounded) < 0.02
+    fewer, wanted = _product("int8", 64, quantizes=True)
+    assert error(fewer, wanted) < tolerance(DTYPE)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["fp8", "fp8 in blocks"])
-def test_the_library_multiplies_rows_in_fp8(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["fp8", "fp8 in blocks", "int8"])
+def test_rows_are_quantized_on_a_gpu(kind: str) -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("measured on Hopper alone")
-    found, wanted = _product(kind, 72, fp8=True)
-    assert tolerance(DTYPE) < error(found, wanted) < 0.05
+    found, wanted = _product(kind, 72, quantizes=True)
+    least = 0.015 if kind != "int8" else 4e-3
+    assert least < error(found, wanted) < 0.05
+
+
+def test_int8_products_are_exact_but_for_the_last_rounding() -> None:
+    """Into a part of wider rows, for numbers of rows and columns that are no whole tiles."""
+    weight, x = WEIGHTS["int8"], _x(5)
+    codes = torch.empty(5, INPUTS, dtype=torch.int8, device=DEVICE)
+    scales = torch.empty(5, 1, device=DEVICE)
+    quantize_rows_int8(x, codes, scales)
+    wanted, wanted_scales = quantize_rows_int8_reference(x)
+    assert error(scales, wanted_scales) < 1e-6
+    assert int((codes.int() - wanted.int()).abs().max()) <= 1  # where a quotient is nearly a half
+    assert float((codes != wanted).float().mean()) < 0.01
+    wide = torch.full((5, OUTPUTS + 3), 7.0, dtype=DTYPE, device=DEVICE)
+    factor = weight.factor
+    assert factor is not None
+    int8_linear(codes, scales, weight.codes.to(DEVICE), factor.to(DEVICE), BIAS, wide[:, :OUTPUTS])
+    numbers = codes.double() * scales.double()
+    product = numbers @ weight.dequantized(torch.float64).to(DEVICE).t() + BIAS.double()
+    assert error(wide[:, :OUTPUTS], product) < tolerance(DTYPE)
+    assert bool((wide[:, OUTPUTS:] == 7).all())
 
 
 def test_all_measured_shapes_can_multiply_their_layers() -> None:

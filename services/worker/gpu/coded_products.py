@@ -226,7 +226,7 @@ def _why_not_fp8(layers: list[DenseLayer], space: Workspace) -> str:
 
 
 def _is_fp8(linear: Linear) -> bool:
-    words = linear.words if isinstance(linear, QuantizedLinear) and linear.fp8 else None
+    words = linear.words if isinstance(linear, QuantizedLinear) and linear.quantizes else None
     return words is not None and in_rows(words) and takes_fp8(words, linear.weight.dtype)
 
 

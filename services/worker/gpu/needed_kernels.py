@@ -191,7 +191,7 @@ def _give_forms(weights: DecoderWeights, coded: CodedWeights, dtype: torch.dtype
         if form is None:
             return linear
         meta = linear.weight.device
-        return with_forms(linear.specification, form.parts, dtype, meta, fp8=form.fp8)
+        return with_forms(linear.specification, form.parts, dtype, meta, quantizes=form.quantizes)
 
     for layer, forms in zip(weights.layers, coded.layers, strict=True):
         layer.linears = LayerLinears(*map(formed, layer.linears, forms))

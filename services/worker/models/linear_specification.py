@@ -96,9 +96,9 @@ class LinearSpecification(msgspec.Struct, frozen=True):
         return found
 
     @property
-    def fp8_rows(self) -> bool:
-        """Whether rows may be quantized to FP8, as what made the weights expects."""
-        return bool(self.formats) and all(each is not None and each.fp8_rows for each in self.formats)
+    def quantizes_rows(self) -> bool:
+        """Whether rows may be quantized, too, as what made the weights expects."""
+        return bool(self.formats) and all(each is not None and each.quantizes_rows for each in self.formats)
 
     @property
     def _formats(self) -> tuple[Format | None, ...]:

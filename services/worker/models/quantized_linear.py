@@ -51,7 +51,8 @@ class QuantizedLinear(Linear):
         self.pieces: list[Piece] = []
         self.space: Tensor | None = None
         """What products of words share: see ``word_linear``."""
-        self.fp8 = specification.fp8_rows
+        self.quantizes = specification.quantizes_rows
+        """Whether rows may be quantized as the weight is, where that is faster."""
         self.slow: dict[str, int] = {}
         """Why pieces have no words, and how many."""
 
@@ -222,7 +223,7 @@ class QuantizedLinear(Linear):
 
         if self.space is None:
             raise ValueError("a weight in words has no memory for its products")
-        return word_linear(x, weight, bias, out, self.space, fp8=self.fp8, divided=divided)
+        return word_linear(x, weight, bias, out, self.space, quantizes=self.quantizes, divided=divided)
 
     def _write(self, x: Tensor, out: Tensor) -> Tensor:
         for first, last, piece in self._places():

@@ -51,11 +51,11 @@ def with_forms(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    fp8: bool,
+    quantizes: bool,
 ) -> QuantizedLinear:
-    """A layer whose weight has these forms, uninitialized; fp8: see ``QuantizedLinear.fp8``."""
+    """A layer whose weight has these forms, uninitialized; quantizes: see ``QuantizedLinear``."""
     linear = QuantizedLinear(specification, dtype, device)
-    linear.fp8 = fp8
+    linear.quantizes = quantizes
     inputs = specification.inputs
     for outputs, form in parts:
         if form is None:

@@ -1,8 +1,8 @@
 """compressed-tensors: groups of modules, each with a scheme for its weights.
 
 A scheme's weights have bits, a type, and a strategy: a scale for the tensor, each channel (row),
-group or block. ``format`` says how they are stored. Of activations that a scheme quantizes those in
-FP8 may be; the cache is not.
+group or block. ``format`` says how they are stored. Activations
+that a scheme quantizes may be; the cache is not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _format(group: QuantizationConfig, stored: str) -> Format | None:
             return PackQuantized(bits, size, symmetric, ordered)
         case "int-quantized" | "naive-quantized" if kind == "int" and bits == 8:
             if strategy in ("tensor", "channel", "group") and not ordered:
-                return Int8Format(size, symmetric)
+                return Int8Format(size, symmetric, activations)
         case "float-quantized" | "naive-quantized" if kind == "float" and bits == 8 and symmetric:
             if strategy in ("tensor", "channel"):
                 return Fp8Format(activations=activations)

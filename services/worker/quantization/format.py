@@ -98,8 +98,8 @@ class Format(msgspec.Struct, frozen=True):
         """``GPTQ, 4 bits in groups of 128``."""
 
     @property
-    def fp8_rows(self) -> bool:
-        """Whether what has made the weights has FP8 activations in mind, a scale for each row."""
+    def quantizes_rows(self) -> bool:
+        """Whether what has made the weights expects activations in codes of the same kind."""
         return False
 
     @abstractmethod

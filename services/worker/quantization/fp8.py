@@ -41,7 +41,7 @@ class Fp8Format(Format, frozen=True):
         return f"FP8 in blocks of {self.block[0]} x {self.block[1]}"
 
     @property
-    def fp8_rows(self) -> bool:
+    def quantizes_rows(self) -> bool:
         return self.activations
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:

@@ -25,7 +25,7 @@ class OnlineFormat(Format, frozen=True):
         return f"{self.kind}, quantized while it is read"
 
     @property
-    def fp8_rows(self) -> bool:
+    def quantizes_rows(self) -> bool:
         return self.kind == "fp8"
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:

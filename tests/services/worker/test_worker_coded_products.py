@@ -176,9 +176,9 @@ def test_what_has_no_words_is_counted_and_named(monkeypatch: pytest.MonkeyPatch)
     assert words_of_products([Linear.allocate(linears[0].specification, torch.float32, CPU)]) == ""
     form = Form("int4", 96, 1, 2)
     specification = msgspec.structs.replace(linears[0].specification, inputs=384)
-    other = with_forms(specification, [KeptPart(512, form)], torch.bfloat16, CPU, fp8=False)
+    other = with_forms(specification, [KeptPart(512, form)], torch.bfloat16, CPU, quantizes=False)
     wide = with_forms(
-        specification, [KeptPart(512, Form("int8", 0))], torch.float32, CPU, fp8=False
+        specification, [KeptPart(512, Form("int8", 0))], torch.float32, CPU, quantizes=False
     )
     monkeypatch.setattr(code_shapes, "device_capability", lambda: (9, 0))
     give_words([other, wide])

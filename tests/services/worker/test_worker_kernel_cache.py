@@ -120,8 +120,8 @@ def test_of_quantized_weights_their_forms_decide(tmp_path: Path) -> None:
     assert int4.model is not None and len(int4.model.layers) == len(int4.coded.layers) == 2
     up = int4.coded.layers[0][2]
     assert up is not None and [part.outputs for part in up.parts] == [2 * 3072]
-    assert not up.fp8 and fp8.coded.layers[0] == fp8.coded.layers[1]
-    assert all(linear is not None and linear.fp8 for linear in fp8.coded.layers[0])
+    assert not up.quantizes and fp8.coded.layers[0] == fp8.coded.layers[1]
+    assert all(linear is not None and linear.quantizes for linear in fp8.coded.layers[0])
     assert int4.coded.head is not None and int4.coded.head.parts[0].outputs == 151_936
     assert len({kernel_cache(each).marker for each in found}) == 3
 

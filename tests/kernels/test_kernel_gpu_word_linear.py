@@ -150,7 +150,7 @@ def test_more_rows_of_int8_are_quantized_where_what_made_the_weights_expects_it(
     plain = WEIGHTS["int8"].dequantized(torch.float64)
     wanted = (codes.double() * scales.double()) @ plain.t() + BIAS.double()
     found, unrounded = _product("int8", 70, quantizes=True)
-    assert error(found, wanted) < 1e-6 < 1e-3 < error(found, unrounded) < 0.02
+    assert error(found, wanted) < 2e-4 < 1e-3 < error(found, unrounded) < 0.02
     fewer, wanted = _product("int8", 64, quantizes=True)
     assert error(fewer, wanted) < tolerance(DTYPE)
 

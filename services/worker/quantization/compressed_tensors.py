@@ -1,8 +1,8 @@
 """compressed-tensors: groups of modules, each with a scheme for its weights.
 
 A scheme's weights have bits, a type, and a strategy: a scale for the tensor, each channel (row),
-group or block. ``format`` says how they are stored. Activations
-that a scheme quantizes may be; the cache is not.
+group or block. ``format`` says how they are stored. Activations that a scheme quantizes may be; the
+cache is not.
 """
 
 from __future__ import annotations

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes
-from penstock.kernels.gpu.fp8_linear import BLOCK, CODES, fp8_block_linear, fp8_linear, quantize_rows
+from penstock.kernels.gpu.fp8_linear import (
+    BLOCK,
+    CODES,
+    fp8_block_linear,
+    fp8_linear,
+    quantize_rows,
+)
 from penstock.kernels.gpu.many_rows_codes import (
     TileShape,
     many_rows_codes,
@@ -132,7 +138,8 @@ class Layer:
         elif blocks:
             scales = self._positive(self.width // _GROUP, self.outs // _GROUP)
         first = WordWeight(
-            kind, words, self.width if scales is None else _GROUP, scales, _GROUP if blocks else 1, None,
+            kind, words, self.width if scales is None else _GROUP, scales,
+            _GROUP if blocks else 1, None,
             factor if scales is None else None,
         )  # fmt: skip
         count = self._copies(first.num_bytes)
@@ -254,7 +261,11 @@ def _fp8(layer: Layer, weights: list[WordWeight], rows: int) -> Iterator[Case]:
 
 
 def _blocks(layer: Layer, weights: list[WordWeight], rows: int) -> Iterator[Case]:
-    x, scales, out = layer.x_block_codes[:rows], layer.x_block_scales[:rows], layer.out(rows, layer.outs)
+    x, scales, out = (
+        layer.x_block_codes[:rows],
+        layer.x_block_scales[:rows],
+        layer.out(rows, layer.outs),
+    )
     codes = [weight.words.view(CODES) for weight in weights]
     of_blocks = [weight.scales for weight in weights if weight.scales is not None]
 

@@ -2,8 +2,8 @@
 instructions a pair.
 
 Words of 32 bits hold four codes of 8 bits or eight of 4. No integer is converted: a code's bits are
-put under an exponent, which makes 128 + code of them, of fp16 1024 + code, and that is taken off two
-numbers at a time; an e4m3 number is shifted into the place of another one, which is 2^120 times
+put under an exponent, which makes 128 + code of them, of fp16 1024 + code, and that is taken off
+two numbers at a time; an e4m3 number is shifted into the place of another one, which is 2^120 times
 smaller than it, of fp16 2^8 times. A pair is one word, its first number in the low bits. What codes
 mean: ``word_weight``.
 """
@@ -110,8 +110,8 @@ def _bytes_apart(words, HIGH: tl.constexpr, UP: tl.constexpr):
 
 @triton.jit
 def _under(words, MASK: tl.constexpr, HALF: tl.constexpr):
-    """(words & MASK) | 0x43004300, or 0x64006400, in one instruction, which the compiler does not find
-    by itself; MASK: 0x000F000F, 0x007F007F or 0x00800080."""
+    """(words & MASK) | 0x43004300, or 0x64006400, in one instruction, which the compiler does not
+    find by itself; MASK: 0x000F000F, 0x007F007F or 0x00800080."""
     if INTERPRETED:
         return (words & MASK) | (0x64006400 if HALF else 0x43004300)
     elif HALF:

@@ -23,8 +23,8 @@ FEW_ROWS = 16
 """Up to so many rows programs multiply all rows with some rows of W ..."""
 TILED_ROWS = 256
 """... up to so many with tiles of codes; for more the weight is widened for the library. Of a layer
-of Qwen3-8B with 256 rows tiles take 131 µs and what is widened 226, with 2,048 rows 963 and 638 (gate
-and up, int8)."""
+of Qwen3-8B with 256 rows tiles take 131 µs and what is widened 226, with 2,048 rows 963 and 638
+(gate and up, int8)."""
 ROW_CLASSES = (8, 16, 32, 64, 128, 256, 512)
 """The most rows that one compiled kernel is for, and, last, more than have one."""
 _MOST_STEPS = 32
@@ -68,9 +68,9 @@ FEW: dict[Layer, Shape] = {
         (_OUT, Shape(1, 4, 8, 2)), (_HEAD, Shape(1, 4, 8, 2)),
     )
 }  # fmt: skip
-"""Measured with 1, 4 and 16 rows: 2.1 to 3.0 TB/s of W in codes of 8 bits, 1.5 to 3.1 in int4. Of few
-rows that of ``_DOWN`` is reckoned: in one part it read 2.3 TB/s, in int4 1.7, with a third of the
-weight under way."""
+"""Measured with 1, 4 and 16 rows: 2.1 to 3.0 TB/s of W in codes of 8 bits, 1.5 to 3.1 in int4. Of
+few rows that of ``_DOWN`` is reckoned: in one part it read 2.3 TB/s, in int4 1.7, with a third of
+the weight under way."""
 TILED: dict[Layer, TileShape] = {
     Layer(kind, *layer, 64): shape
     for kind in ("int8", "fp8", "int4")
@@ -121,7 +121,7 @@ def _reckoned(weight: WordWeight, most: int) -> Shape | None:
 
 
 def _few_splits(weight: WordWeight, warps: int) -> int:
-    """How many programs share a width that gives each warp many steps, if there are few programs."""
+    """How many programs share a width that has many steps for each warp, if there are few."""
     outputs, count = weight.words.shape
     if outputs // 16 >= 4 * multiprocessors():
         return 1

@@ -39,8 +39,8 @@ class Fp8Rows(NamedTuple):
 
 
 def fp8_rows_in(memory: Tensor, width: int) -> Fp8Rows:
-    """As many rows of ``width`` as ``memory``, [R, N] contiguous, has, in its memory: N numbers must
-    have more than ``width`` + 4 bytes, and width be a multiple of 4."""
+    """As many rows of ``width`` as ``memory``, [R, N] contiguous, has, in its memory: N numbers
+    must have more than ``width`` + 4 bytes, and width be a multiple of 4."""
     rows = len(memory)
     flat = memory.view(torch.uint8).view(-1)
     if rows * (width + 4) > len(flat) or width % 4:
@@ -121,10 +121,8 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, out: Fp8Rows) -> None:
         )  # fmt: skip
 
 
-def add_rms_norm_fp8(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Fp8Rows
-) -> None:
-    """``residual += x``, rounded to its type, then its norm to ``out``; see ``norm.add_rms_norm``."""
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Fp8Rows) -> None:
+    """``residual += x``, rounded to its type, then its norm to ``out``; see ``add_rms_norm``."""
     rows, width = residual.shape
     if rows:
         _add_rms_norm_fp8_kernel[(rows,)](

@@ -9,8 +9,8 @@ before the product, which rounds them.
 ``widen`` writes some rows of a weight in bf16, for the library's product: for very many rows that
 is faster, and pieces are chosen that stay in the L2 cache meanwhile.
 
-References: ``word_weight`` and ``penstock.kernels.linear``. bf16 and fp16; the interpreter takes fp32,
-too.
+References: ``word_weight`` and ``penstock.kernels.linear``. bf16 and fp16; the interpreter takes
+fp32, too.
 """
 
 # mypy: disable-error-code="assignment"

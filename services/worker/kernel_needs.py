@@ -9,8 +9,8 @@ from penstock.kernels.gpu.device_facts import DeviceFacts
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
-from penstock.services.worker.models.dense import DenseConfig, paged_config
 from penstock.services.worker.models.adapter import TensorNames
+from penstock.services.worker.models.dense import DenseConfig, paged_config
 from penstock.services.worker.models.linear_specification import (
     KeptPart,
     LinearSpecification,

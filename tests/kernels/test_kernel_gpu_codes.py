@@ -78,7 +78,7 @@ def _x(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_few_rows_are_multiplied_with_the_dequantized_weight(kind: str) -> None:
-    """Whatever the shape, into a part of wider rows; or in parts, by programs that share the width."""
+    """Whatever the shape, into a part of wider rows; in parts, by programs that share the width."""
     weight = WEIGHTS[kind]
     words = _on_device(word_weight(weight))
     plain = weight.dequantized(torch.float64).to(DEVICE)

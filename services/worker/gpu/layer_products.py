@@ -168,7 +168,7 @@ class BoundedProducts(LayerProducts):
 
 
 class HopperProducts(BoundedProducts):
-    """Products by ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights."""
+    """By ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights."""
 
     def __init__(
         self,

@@ -43,9 +43,7 @@ def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[
     def made(place: Place) -> RowsLinear:
         x, linears = place
         if linears[0].specification.shard == "inputs":  # what adds their products up takes parts
-            return RowsLinear(
-                lambda layer, rows, out: linears[layer].apply_in_parts(x[:rows], out)
-            )
+            return RowsLinear(lambda layer, rows, out: linears[layer].apply_in_parts(x[:rows], out))
         return RowsLinear(lambda layer, rows, out: linears[layer].apply(x[:rows], out))
 
     return LayerLinears(*map(made, _places(layers, space, space.normed)))

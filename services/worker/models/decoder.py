@@ -19,7 +19,6 @@ from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
 from penstock.services.worker.models.linear import Linear
-from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
@@ -30,6 +29,7 @@ from penstock.services.worker.models.specification import (
     Rotary,
     cache_of,
 )
+from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     LayerWeights,

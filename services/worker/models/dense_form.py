@@ -14,7 +14,6 @@ from penstock.services.worker.models.dense import (
     DenseWeights,
     specification_of,
 )
-from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.specification import (
     Attention,
     Layer,
@@ -22,6 +21,7 @@ from penstock.services.worker.models.specification import (
     Norm,
     Rotary,
 )
+from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     LayerWeights,

@@ -122,8 +122,8 @@ class Linear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
-        """As ``apply``; or leave ``out`` as it is, and return parts [P, N, outputs] in fp32 whose sum
-        is the result, overwritten by the next product."""
+        """As ``apply``; or leave ``out`` as it is, and return parts [P, N, outputs] in fp32 whose
+        sum is the result, overwritten by the next product."""
         return self.apply(x, out)
 
 

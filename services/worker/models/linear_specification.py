@@ -98,7 +98,9 @@ class LinearSpecification(msgspec.Struct, frozen=True):
     @property
     def quantizes_rows(self) -> bool:
         """Whether rows may be quantized, too, as what made the weights expects."""
-        return bool(self.formats) and all(each is not None and each.quantizes_rows for each in self.formats)
+        return bool(self.formats) and all(
+            each is not None and each.quantizes_rows for each in self.formats
+        )
 
     @property
     def _formats(self) -> tuple[Format | None, ...]:

@@ -223,7 +223,9 @@ class QuantizedLinear(Linear):
 
         if self.space is None:
             raise ValueError("a weight in words has no memory for its products")
-        return word_linear(x, weight, bias, out, self.space, quantizes=self.quantizes, divided=divided)
+        return word_linear(
+            x, weight, bias, out, self.space, quantizes=self.quantizes, divided=divided
+        )
 
     def _write(self, x: Tensor, out: Tensor) -> Tensor:
         for first, last, piece in self._places():

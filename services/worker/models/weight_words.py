@@ -1,5 +1,5 @@
-"""Quantized linear layers of a model on a GPU: words for its fast kernels, and what is said of them;
-and layers that have forms alone, of whose kernels nothing else is needed.
+"""Quantized linear layers of a model on a GPU: words for its fast kernels, and what is said of
+them; and layers that have forms alone, of whose kernels nothing else is needed.
 """
 
 from __future__ import annotations

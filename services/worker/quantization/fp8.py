@@ -2,8 +2,8 @@
 
 As in checkpoints of ``quant_method`` fp8, fbgemm_fp8, modelopt and compressed-tensors: a number is
 its code times the scale; ``weight_scale_inv`` of blocks is that scale too, whatever it is called
-(DeepSeek-V3, inference/kernel.py, ``weight_dequant``). Where activations are quantized, each row has
-a scale of its own, so that stored ones are checked and not used.
+(DeepSeek-V3, inference/kernel.py, ``weight_dequant``). Where activations are quantized, each row
+has a scale of its own, so that stored ones are checked and not used.
 """
 
 from __future__ import annotations

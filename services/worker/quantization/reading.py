@@ -103,8 +103,8 @@ def _values(info: ModelInfo) -> dict[str, Any] | None:
 
 
 def online_quantization(kind: str) -> Quantization:
-    """``int8``, ``int4`` or ``fp8`` of every linear layer; the LM head in int8, the nearest to it: a
-    step reads it as it reads a layer."""
+    """``int8``, ``int4`` or ``fp8`` of every linear layer; the LM head in int8, the nearest to it:
+    a step reads it as it reads a layer."""
     layers = OnlineFormat(_KINDS[kind])
     head = FormatGroup((Pattern(HEAD),), OnlineFormat("int8"))
     return Quantization(kind, (head, FormatGroup((), layers)), online=True)

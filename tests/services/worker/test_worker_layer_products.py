@@ -15,8 +15,8 @@ from sharp_model import CONFIG as SMALL
 from penstock.services.worker.gpu import layer_products, row_linears
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
-    FusedProducts,
     BoundedProducts,
+    FusedProducts,
     LayerProducts,
     LibraryProducts,
     choose_gated,

@@ -90,7 +90,7 @@ def _int8_kernel(
             product = tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
             total += product.to(tl.int32)
         else:
-            total = tl.dot(left, right, total)
+            total = tl.dot(left, right, total, out_dtype=tl.int32)
     result = total.to(tl.float32)
     result *= tl.load(x_scales + row, mask=live, other=0.0)[:, None]
     result *= tl.load(factor + column, mask=shown, other=0.0)[None, :]

@@ -51,10 +51,10 @@ def word_linear(
     rows, outputs = len(x), weight.shape[0]
     if not rows:
         return out
-    if quantizes and rows >= _least_rows(weight) and takes_coded_rows(weight, x.dtype):
-        if weight.kind == "int8" or out.is_contiguous():
-            _product_of_codes(x, weight, bias, out, space)
-            return out
+    coded = quantizes and rows >= _least_rows(weight) and takes_coded_rows(weight, x.dtype)
+    if coded and (weight.kind == "int8" or out.is_contiguous()):
+        _product_of_codes(x, weight, bias, out, space)
+        return out
     shape = product_shape(weight, rows, divided=divided and _fit(space, rows, outputs))
     if shape is None:
         widened_linear(x, weight, bias, out, space.view(x.dtype))

@@ -12,13 +12,13 @@ Columns may be in another order than the inputs (``order``): those of a group ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Kind = Literal["int4", "int8", "fp8", "fp4"]
-"""Of codes: unsigned 0 to 15; signed; e4m3; e2m1."""
+from penstock.kernels.quantized_kinds import Kind
+
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of e2m1; the highest bit is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
 INT4_ZERO = 8

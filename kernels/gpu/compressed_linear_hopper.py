@@ -35,7 +35,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.gpu import compressed_weights
 from penstock.kernels.gpu.compressed_tiles_hopper import entry_at, restore_tile
 from penstock.kernels.gpu.compressed_weights import TILE, CompressedWeight
-from penstock.kernels.gpu.rows_linear_hopper import tiles_for, write_columns
+from penstock.kernels.gpu.rows_linear_hopper import tiles_for
+from penstock.kernels.gpu.rows_tiles_hopper import write_columns
 from penstock.kernels.gpu.side_by_side import side_by_side
 
 CAPACITY = gl.constexpr(compressed_weights.CAPACITY)

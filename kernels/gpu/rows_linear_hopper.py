@@ -19,7 +19,7 @@ capability 9.0 alone. The interpreter cannot run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -31,17 +31,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.gpu.device_functions_hopper import activated
+from penstock.kernels.gpu.rows_tiles_hopper import (
+    exact_sum_of_slabs,
+    sum_of_slabs,
+    write_columns,
+)
 from penstock.kernels.gpu.side_by_side import side_by_side
 
-_SLAB = 64
-"""Columns of the width in a tile: 128 bytes, the widest swizzle of shared memory."""
+_SLAB_BYTES = 128
+"""Of a row of a tile: the widest swizzle of shared memory."""
 DTYPES = (torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
+"""Of both x and W, with a scale for each row of either."""
 TILES = (8, 16, 32, 64, 128)
 """Rows of x that kernels are compiled for."""
 _SHARED_BYTES = 227 * 1024
@@ -65,17 +69,19 @@ def _fetch_weights(
     OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, BYTES: gl.constexpr,
 ):  # fmt: skip
     """Start to bring a tile of W. ``BYTES``: of the tile of x, too."""
+    SLAB: gl.constexpr = weight_box.block_type.shape[1]
     mbarrier.expect(ready.index(stage), BYTES)
     for half in gl.static_range(HALVES):
         tma.async_copy_global_to_shared(
-            weight_box, [half * OUTS + column, slab * 64], ready.index(stage),
+            weight_box, [half * OUTS + column, slab * SLAB], ready.index(stage),
             weights.index(stage).slice(half * PART, PART),
         )  # fmt: skip
 
 
 @gluon.jit
 def _fetch_x(x_box, xs, ready, stage, slab):
-    tma.async_copy_global_to_shared(x_box, [0, slab * 64], ready.index(stage), xs.index(stage))
+    SLAB: gl.constexpr = x_box.block_type.shape[1]
+    tma.async_copy_global_to_shared(x_box, [0, slab * SLAB], ready.index(stage), xs.index(stage))
 
 
 @gluon.jit
@@ -105,78 +111,45 @@ def _fetch(
 
 
 @gluon.jit
-def write_columns(
-    total, block, bias, out, rows,
-    OUTS: gl.constexpr, PART: gl.constexpr, HALVES: gl.constexpr, ROWS: gl.constexpr,
-    BIAS: gl.constexpr, GELU: gl.constexpr,
-):  # fmt: skip
-    """Write the columns of out of a block of 64 rows of W from ``total`` [64, ROWS], the sum over
-    the part of the width that the program's second number names. ``HALVES`` == 2: the first 32 rows
-    are gate, the others up."""
-    LANES: gl.constexpr = PART // 8
-    plain: gl.constexpr = gl.BlockedLayout([8, 1], [LANES, 32 // LANES], [1, 4], [0, 1])
-    if HALVES == 2:
-        both: gl.constexpr = gl.BlockedLayout(
-            [8, 1, 2], [LANES, 32 // LANES, 1], [1, 4, 1], [2, 0, 1]
-        )
-        pair = total.reshape([2, PART, ROWS]).permute((1, 2, 0))
-        result, up = gl.convert_layout(pair, both).split()
-        result = gl.convert_layout(result, plain)
-        up = gl.convert_layout(up, plain)
-    else:
-        result = gl.convert_layout(total, plain)
-    split = gl.program_id(1)
-    place = block * PART + gl.arange(0, PART, gl.SliceLayout(1, plain))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, plain))
-    if BIAS:  # noqa: SIM102
-        if split == 0:
-            result += gl.load(bias + place).to(gl.float32)[:, None]
-            if HALVES == 2:
-                up += gl.load(bias + OUTS + place).to(gl.float32)[:, None]
-    if HALVES == 2:
-        result = activated(result, up, GELU)
-    line = split * rows + row
-    target = out + line.to(gl.int64)[None, :] * OUTS + place[:, None]
-    gl.store(target, result.to(out.dtype.element_ty), mask=(row < rows)[None, :])
-
-
-@gluon.jit
 def _multiply(
-    xs, weights, ready, free, bias, out, rows,
+    xs, weights, ready, free, scales, x_scales, bias, out, rows,
     SLABS: gl.constexpr, STAGES: gl.constexpr, OUTS: gl.constexpr, PART: gl.constexpr,
     HALVES: gl.constexpr, ROWS: gl.constexpr, BIAS: gl.constexpr, GELU: gl.constexpr,
+    SCALED: gl.constexpr,
 ):  # fmt: skip
-    """What the other warps do: the product of the program's tiles, in transposed form."""
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    total = gl.zeros([64, ROWS], gl.float32, mma)
-    for slab in range(SLABS):
-        stage = slab % STAGES
-        mbarrier.wait(ready.index(stage), (slab // STAGES) & 1)
-        right = xs.index(stage).permute((1, 0))
-        total = warpgroup_mma(weights.index(stage), right, total, is_async=True)
-        total = warpgroup_mma_wait(1, deps=(total,))
-        if (slab > 0) & (slab - 1 + STAGES < SLABS):
-            mbarrier.arrive(free.index((slab - 1) % STAGES))
-    total = warpgroup_mma_wait(0, deps=(total,))
-
+    """What the other warps do: the product of the program's tiles."""
+    DEEP: gl.constexpr = 32 if SCALED else 16
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, DEEP])
+    if SCALED:
+        near = gl.arange(0, 64, gl.SliceLayout(1, mma))
+        line = gl.program_id(0) * PART + near % PART + near // PART * OUTS
+        scale = gl.load(scales + line)
+        tl.extra.cuda.gdc_wait()
+        row = gl.arange(0, ROWS, gl.SliceLayout(0, mma))
+        x_scale = gl.load(x_scales + row, mask=row < rows, other=0.0)
+        total = exact_sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
+        total *= scale[:, None] * x_scale[None, :]
+    else:
+        total = sum_of_slabs(xs, weights, ready, free, mma, SLABS, STAGES, ROWS)
     write_columns(total, gl.program_id(0), bias, out, rows, OUTS, PART, HALVES, ROWS, BIAS, GELU)
 
 
 # One compiled kernel serves every call: nothing depends on this integer's value.
 @gluon.jit(do_not_specialize=["rows"])
 def _rows_kernel(
-    x_box, weight_box, bias, out, rows,
+    x_box, weight_box, scales, x_scales, bias, out, rows,
     WIDTH: gl.constexpr, OUTS: gl.constexpr, ROWS: gl.constexpr, PART: gl.constexpr,
     SPLITS: gl.constexpr, STAGES: gl.constexpr, HALVES: gl.constexpr, BIAS: gl.constexpr,
-    GELU: gl.constexpr,
+    GELU: gl.constexpr, SCALED: gl.constexpr,
 ):  # fmt: skip
     """``PART`` columns of up to ``ROWS`` rows of ``out`` a program, over a part of the width."""
     tl.extra.cuda.gdc_launch_dependents()
-    SLABS: gl.constexpr = WIDTH // 64 // SPLITS
+    SLAB: gl.constexpr = 128 if SCALED else 64
+    SLABS: gl.constexpr = WIDTH // SLAB // SPLITS
     dtype: gl.constexpr = x_box.dtype
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    xs = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 64], shared)
-    weights = gl.allocate_shared_memory(dtype, [STAGES, 64, 64], shared)
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 1024 // SLAB, 2)
+    xs = gl.allocate_shared_memory(dtype, [STAGES, ROWS, SLAB], shared)
+    weights = gl.allocate_shared_memory(dtype, [STAGES, 64, SLAB], shared)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for early in gl.static_range(STAGES):
@@ -185,8 +158,8 @@ def _rows_kernel(
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_multiply, (xs, weights, ready, free, bias, out, rows,
-                         SLABS, STAGES, OUTS, PART, HALVES, ROWS, BIAS, GELU)),
+            (_multiply, (xs, weights, ready, free, scales, x_scales, bias, out, rows,
+                         SLABS, STAGES, OUTS, PART, HALVES, ROWS, BIAS, GELU, SCALED)),
             (_fetch, (x_box, weight_box, xs, weights, ready, free,
                       SLABS, STAGES, OUTS, PART, HALVES)),
         ],
@@ -197,16 +170,22 @@ def _rows_kernel(
 
 def why_not(dtype: torch.dtype, width: int, outs: int) -> str:
     """Why the kernel cannot compute a layer of [outs, width]; empty if it can."""
-    if dtype not in DTYPES:
+    if dtype not in (*DTYPES, FP8):
         return f"takes bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
-    if width % _SLAB or outs % 64:
-        return f"takes multiples of {_SLAB} columns and 64 rows of W, not {outs} x {width}"
+    slab = _slab(dtype)
+    if width % slab or outs % 64:
+        return f"takes multiples of {slab} columns and 64 rows of W, not {outs} x {width}"
     return ""
 
 
-def splits_for(width: int, outs: int, gated: bool = False) -> int:
+def _slab(dtype: torch.dtype) -> int:
+    """Columns of the width in a tile."""
+    return _SLAB_BYTES // dtype.itemsize
+
+
+def splits_for(width: int, outs: int, gated: bool = False, item_bytes: int = 2) -> int:
     """How many programs share the width of a layer that may be divided."""
-    slabs, programs = width // _SLAB, outs // (32 if gated else 64)
+    slabs, programs = width * item_bytes // _SLAB_BYTES, outs // (32 if gated else 64)
     return next(
         (
             count for count in range(1, slabs)
@@ -217,7 +196,9 @@ def splits_for(width: int, outs: int, gated: bool = False) -> int:
     )  # fmt: skip
 
 
-def shape_for(width: int, outs: int, tile: int, gated: bool, divided: bool) -> Shape:
+def shape_for(
+    width: int, outs: int, tile: int, gated: bool, divided: bool, item_bytes: int = 2
+) -> Shape:
     """How a product of up to ``tile`` rows is cut; ``divided``: whether programs may share the
     width.
 
@@ -225,11 +206,15 @@ def shape_for(width: int, outs: int, tile: int, gated: bool, divided: bool) -> S
     H200, no other number of parts or stages of one product took more than 0.5 % off the step
     (2026-11-22).
     """
-    slabs = width // _SLAB
-    splits = splits_for(width, outs, gated) if divided else 1
+    slabs = width * item_bytes // _SLAB_BYTES
+    splits = splits_for(width, outs, gated, item_bytes) if divided else 1
     room = _SHARED_BYTES - 1024 - min(64 * tile * 4, 16 * 1024)
     most = _GATED_STAGES if gated and tile <= 32 else _MOST_STAGES
     return Shape(splits, min(slabs // splits, most, room // ((tile + 64) * 128)))
+
+
+def _layout(item_bytes: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(_SLAB_BYTES, 8 * item_bytes, 2)
 
 
 def tiles_for(bounds: tuple[int, int]) -> tuple[int, ...]:
@@ -253,6 +238,8 @@ class RowsConstants(NamedTuple):
     bias: bool
     gelu: bool
     """SiLU otherwise, where there are halves."""
+    scaled: bool
+    """Both operands are FP8."""
 
 
 class _Ready(NamedTuple):
@@ -284,11 +271,17 @@ class HopperLinear:
         gated: bool = False,
         activation: str = "silu",
         divided: bool = False,
+        scales: list[Tensor] | None = None,
+        x_scales: Tensor | None = None,
+        shapes: Mapping[int, Shape] | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         """x: [T, K]; weights: [N, K] each, or [2 N, K] if ``gated``; activation: of the gate, silu
         or gelu_tanh; biases: as many numbers as a
         weight has rows; all contiguous. bounds: numbers of rows that calls are for, from and to.
-        divided: whether a call may give parts of the sum.
+        divided: whether a call may give parts of the sum. scales, x_scales: of FP8, fp32, as many
+        numbers as a weight has rows, and [T]. shapes: by tiles, others than ``shape_for``'s;
+        out_dtype: where it is not x's.
 
         Raises what Triton raises where it cannot compile or load the kernels.
         """
@@ -298,12 +291,16 @@ class HopperLinear:
         self._part = 64 // self._halves
         self._gelu = gated and activation == "gelu_tanh"
         self._biases = biases
-        layout = gl.NVMMASharedLayout(_SLAB * 2, 16, 2)
+        self._scales, self._x_scales = scales or [None] * len(weights), x_scales
+        self._out_dtype = out_dtype or x.dtype
+        size = x.element_size()
+        box = [self._part, _slab(x.dtype)]
         self._boxes = [
-            TensorDescriptor.from_tensor(weight, [self._part, _SLAB], layout) for weight in weights
+            TensorDescriptor.from_tensor(weight, box, _layout(size)) for weight in weights
         ]
-        shapes = {
-            tile: shape_for(width, self._outs, tile, gated, divided) for tile in tiles_for(bounds)
+        shapes = shapes or {
+            tile: shape_for(width, self._outs, tile, gated, divided, size)
+            for tile in tiles_for(bounds)
         }
         most_parts = max(shape.splits for shape in shapes.values())
         self._parts = None
@@ -313,9 +310,8 @@ class HopperLinear:
         self._ready = side_by_side(lambda tile: self._prepare(x, tile, shapes[tile]), shapes)
 
     def _prepare(self, x: Tensor, tile: int, shape: Shape) -> _Ready:
-        layout = gl.NVMMASharedLayout(_SLAB * 2, 16, 2)
-        box = TensorDescriptor.from_tensor(x, [tile, _SLAB], layout)
-        bias = self._biases[0]
+        box = TensorDescriptor.from_tensor(x, [tile, _slab(x.dtype)], _layout(x.element_size()))
+        bias, scaled = self._biases[0], self._x_scales is not None
         constants = RowsConstants(
             width=x.shape[1],
             outs=self._outs,
@@ -326,10 +322,12 @@ class HopperLinear:
             halves=self._halves,
             bias=bias is not None,
             gelu=self._gelu,
+            scaled=scaled,
         )
+        wide = torch.float32 if scaled else None
         kernel = _rows_kernel.warmup(
-            box, self._boxes[0], None if bias is None else bias.dtype,
-            torch.float32 if shape.splits > 1 else x.dtype, 1, *constants,
+            box, self._boxes[0], wide, wide, None if bias is None else bias.dtype,
+            torch.float32 if shape.splits > 1 else self._out_dtype, 1, *constants,
             grid=(1,), num_warps=4, maxnreg=_REGISTERS[tile], launch_pdl=True,
         )  # fmt: skip
         launch = kernel[self._outs // self._part, shape.splits, 1]  # loads it, too
@@ -342,10 +340,18 @@ class HopperLinear:
         it would be, overwritten by the next call.
         """
         ready = next(one for one in self._ready if rows <= one.tile)
-        if self._parts is not None and ready.splits > 1:
-            count = ready.splits * rows * self._outs
-            out = self._parts[:count].view(ready.splits, rows, self._outs)
+        if ready.splits > 1:
+            out = self.parts(rows)
         ready.launch(
-            ready.box, self._boxes[layer], self._biases[layer], out, rows, *ready.constants
-        )
+            ready.box, self._boxes[layer], self._scales[layer], self._x_scales, self._biases[layer],
+            out, rows, *ready.constants,
+        )  # fmt: skip
         return out
+
+    def parts(self, rows: int) -> Tensor:
+        """What a call for so many rows returns where it gives parts."""
+        if self._parts is None:
+            raise ValueError("no call gives parts")
+        splits = next(one.splits for one in self._ready if rows <= one.tile)
+        count = splits * rows * self._outs
+        return self._parts[:count].view(splits, rows, self._outs)

@@ -9,7 +9,13 @@ from penstock.kernels.gpu.device_facts import DeviceFacts
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
+from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.dense import DenseConfig, paged_config
+from penstock.services.worker.models.linear_specification import (
+    KeptPart,
+    LinearSpecification,
+    model_linears,
+)
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import (
     CacheSpecification,
@@ -18,6 +24,8 @@ from penstock.services.worker.models.specification import (
     for_length,
 )
 from penstock.services.worker.plan import PlannedDevice, Planner, type_name
+from penstock.services.worker.quantization.quantization import Quantization
+from penstock.services.worker.quantization.reading import read_quantization
 
 PLAIN, COMPRESSED = "plain", "compressed"
 """Forms of weights that there are kernels for, for steps of few rows."""
@@ -35,6 +43,22 @@ class AttentionNeeds(msgspec.Struct, frozen=True):
     vocab_size: int
     modelling_code: bool
     """Whether it is transformers' code, whose RMSNorm and rotary embedding are ours, too."""
+
+
+class CodedLinear(msgspec.Struct, frozen=True):
+    """A linear layer of a quantized model."""
+
+    parts: tuple[KeptPart, ...]
+    quantizes: bool = False
+    """Whether its rows may be quantized, too."""
+
+
+class CodedWeights(msgspec.Struct, frozen=True):
+    """Of ``KernelNeeds.model``; ``None``: a layer is plain."""
+
+    layers: tuple[tuple[CodedLinear | None, ...], ...]
+    """For each layer, in the order of ``LayerLinears``."""
+    head: CodedLinear | None
 
 
 class KernelNeeds(msgspec.Struct, frozen=True):
@@ -55,6 +79,8 @@ class KernelNeeds(msgspec.Struct, frozen=True):
     wide."""
     attention: AttentionNeeds | None = None
     """Of a model whose layers our kernels do not compute."""
+    coded: CodedWeights | None = None
+    """Of a quantized model."""
 
     @property
     def variants(self) -> list[str]:
@@ -74,9 +100,14 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
         return "kernels of a model that is divided are compiled when they are first launched"
     shape = read_shape(info, config)
     longest, planner = config.model.max_model_len or info.max_model_len, Planner(info, device)
-    model = attention = None
+    model = attention = coded = None
     if isinstance(shape.dense, DenseConfig):
-        model = of_each_kind(for_length(adapter_for(info).specification(info), longest))
+        model = for_length(adapter_for(info).specification(info), longest)
+        quantization = read_quantization(info, config.model.quantization)
+        if quantization is None:
+            model = of_each_kind(model)
+        else:
+            model, coded = _coded(model, adapter_for(info).names, quantization)
     else:
         found = _attention_needs(shape)
         if isinstance(found, str):
@@ -85,6 +116,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
     return KernelNeeds(
         model=model,
         attention=attention,
+        coded=coded,
         dtype=type_name(config, info),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -110,6 +142,21 @@ def of_each_kind(model: ModelSpecification) -> ModelSpecification:
     computed."""
     kinds: list[Layer] = list(dict.fromkeys(model.layers))
     return replace(model, layers=tuple(kinds if len(kinds) > 1 else 2 * kinds))
+
+
+def _coded(
+    model: ModelSpecification, names: TensorNames, quantization: Quantization
+) -> tuple[ModelSpecification, CodedWeights]:
+    """As ``of_each_kind``, of layers that are stored alike."""
+    linears = model_linears(model, names, quantization)
+    coded = [tuple(map(_coded_linear, layer)) for layer in linears.layers]
+    kinds = list(dict.fromkeys(zip(model.layers, coded, strict=True)))
+    layers, weights = zip(*(kinds if len(kinds) > 1 else 2 * kinds), strict=True)
+    return replace(model, layers=layers), CodedWeights(weights, _coded_linear(linears.head))
+
+
+def _coded_linear(linear: LinearSpecification) -> CodedLinear | None:
+    return CodedLinear(tuple(linear.kept), linear.quantizes_rows) if linear.formats else None
 
 
 def _forms(planner: Planner, config: Config, everything: bool) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.pooling_tasks import null_tasks
-from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import check_division
 
 Progress = Callable[[str], None]
@@ -77,9 +76,6 @@ def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
     if config.device.device == "cpu":
         return _load_model(config, progress, loaded, None)
     begin_early()
-    if read_quantization(info, config.model.quantization) is not None:
-        # The kernels of plain weights are not all that it needs, nor does it need all of them.
-        return _load_model(config, progress, loaded, None)
     ahead = AheadCompilation(config)
     try:
         return _load_model(config, progress, loaded, ahead)

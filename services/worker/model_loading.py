@@ -43,6 +43,7 @@ from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace
+from penstock.services.worker.models.weight_words import words_of_products
 from penstock.services.worker.plain_attention import (
     AnyAttention,
     AttentionOfKinds,
@@ -155,7 +156,7 @@ def _load(
         if ahead is not None:
             ahead.complete()
             executor.summary += f"; {ahead.summary}" if ahead.summary else ""
-    executor.summary += words_of_weights(config, info)
+    executor.summary += words_of_weights(config, info, model)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
@@ -203,10 +204,15 @@ def leave_codes(model: CausalModel, without: str) -> None:
         model.make_plain()
 
 
-def words_of_weights(config: Config, info: ModelInfo) -> str:
-    """What quantized weights are, for the log."""
+def words_of_weights(config: Config, info: ModelInfo, model: CausalModel) -> str:
+    """What quantized weights are, and on a GPU what multiplies them, for the log."""
     quantization = read_quantization(info, config.model.quantization)
-    return "" if quantization is None else f"; weights: {quantization.title}"
+    if quantization is None:
+        return ""
+    words = f"; weights: {quantization.title}"
+    if isinstance(model, Decoder) and model.device.type != "cpu":
+        words += words_of_products(model.linears())
+    return words
 
 
 def judge_of(model: CausalModel, info: ModelInfo, pooling: Pooling) -> Layer:

@@ -12,6 +12,7 @@ and its interpreter when a kernel is declared.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +36,16 @@ from penstock.kernels.gpu.attention_arguments import (
 from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import draw
+from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
+from penstock.kernels.gpu.fp8_linear import CODES, fp8_block_linear, quantize_rows
+from penstock.kernels.gpu.fp8_rows import (
+    add_rms_norm_fp8,
+    fp8_rows_in,
+    gated_fp8,
+    rms_norm_fp8,
+    rows_to_fp8,
+)
+from penstock.kernels.gpu.int8_linear import int8_linear, quantize_rows_int8
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.packed_rows import (
@@ -56,6 +67,9 @@ from penstock.kernels.gpu.sampler_memory import (
 from penstock.kernels.gpu.sampler_stages import sampler_stages
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
+from penstock.kernels.gpu.word_linear import word_linear
+from penstock.kernels.gpu.word_weight import SPACE_BYTES, why_not, word_weight
+from penstock.kernels.quantized_weight import QuantizedWeight
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
@@ -149,6 +163,45 @@ def quantized(dtype: torch.dtype) -> None:
         for rows in (1, 64):
             x = torch.zeros(rows, 384, dtype=dtype)
             quantized_linear(x, weight, None, torch.zeros(rows, 64, dtype=dtype))
+    if dtype != torch.float32:
+        in_words_of(quantized_weights(64, 384).values(), dtype)
+
+
+def in_words_of(weights: Iterable[QuantizedWeight], dtype: torch.dtype) -> None:
+    """Products with weights in words, in parts, gated and widened, and of rows in FP8."""
+    space = torch.zeros(SPACE_BYTES, dtype=torch.uint8)
+    for weight in (word_weight(each) for each in weights if not why_not(each)):
+        for rows in (1, 12, 40, 100, 300):
+            x, out = (torch.zeros(rows, size, dtype=dtype) for size in (384, 64))
+            for divided in (False, True):
+                word_linear(x, weight, None, out, space, divided=divided)
+        for blocks in (1, 2):
+            x, out = (torch.zeros(3, size, dtype=dtype) for size in (384, 32))
+            few_rows_codes(x, weight, None, out, Shape(blocks, 1, 2, 1), gated=True)
+    if CAPABILITY >= (8, 9) and dtype == torch.bfloat16:
+        rows_in_codes(space)
+
+
+def rows_in_codes(space: torch.Tensor) -> None:
+    """What leaves rows in FP8 and int8, and the products with them."""
+    x, norm = torch.zeros(2, 3, 384, dtype=torch.bfloat16), torch.ones(384)
+    rows = fp8_rows_in(torch.zeros(3, 384, dtype=torch.bfloat16), 384)
+    rms_norm_fp8(x[0], norm, 1e-6, rows)
+    add_rms_norm_fp8(x[0], x[1], norm, 1e-6, rows)
+    add_rms_norm_fp8(torch.zeros(2, 3, 384), x[1], norm, 1e-6, rows)
+    gated_fp8(torch.zeros(3, 768, dtype=torch.bfloat16), rows)
+    rows_to_fp8(x[0], rows)
+    int8, one = space[: 3 * 384].view(3, 384).view(torch.int8), torch.ones(3, 1)
+    quantize_rows_int8(x[0], int8, one)
+    int8_linear(int8, one, int8, one, None, torch.zeros(3, 3, dtype=torch.bfloat16))
+    codes, scales = space[: 3 * 384].view(3, 384).view(CODES), torch.ones(3, 3)
+    quantize_rows(x[0], codes, scales)
+    if CAPABILITY != kernel_choice.HOPPER:
+        return  # nobody asks others for it
+    weight, out = torch.zeros(128, 384).to(CODES), torch.zeros(3, 128, dtype=torch.bfloat16)
+    fp8_block_linear(
+        codes, scales, weight, torch.ones(3, 1), 128, None, out, tile=(128, 128), warps=8
+    )  # fmt: skip
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:

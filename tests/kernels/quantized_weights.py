@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.word_weight import WordWeight, word_weight
 from penstock.kernels.quantized_weight import QuantizedWeight, quantized
 
 
@@ -64,3 +65,8 @@ def quantized_weights(outputs: int, inputs: int) -> dict[str, QuantizedWeight]:
 
 
 KINDS = list(quantized_weights(16, 192))
+
+
+def in_words(weight: QuantizedWeight, device: torch.device) -> WordWeight:
+    moved = [each.to(device) if isinstance(each, Tensor) else each for each in word_weight(weight)]
+    return WordWeight(*moved)  # type: ignore[arg-type]

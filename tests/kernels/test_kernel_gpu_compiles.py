@@ -57,14 +57,20 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
         "_survey_kernel", "_likeliest_kernel", "_prefix_kernel", "_add_normed_kernel",
         "_softcap_kernel", "_row_inputs_kernel", "_pack_heads_kernel",
         "_rotate_heads_kernel", "_quantized_kernel", "_attention_kernel", "_pool_kernel",
-        "_stages_kernel", "_surprise_kernel", "_all_reduce_kernel",
+        "_stages_kernel", "_surprise_kernel", "_all_reduce_kernel", "_few_rows_codes_kernel",
+        "_many_rows_kernel", "_widen_kernel",
     } <= kernels  # fmt: skip
     assert models or "_row_kernel" in kernels
     for name in (
         "_hopper_prefill_kernel", "_hopper_prefix_kernel", "hopper_decode_kernel", "plan_kernel",
-        "_rows_kernel", "_gated_kernel", "_compress_kernel", "_compressed_kernel",
+        "_rows_kernel", "_gated_kernel", "_compress_kernel", "_compressed_kernel", "_block_kernel",
     ):  # fmt: skip
         assert (name in kernels) == (capability == "90"), done.stdout
+    for name in (
+        "_quantize_rows_kernel", "_quantize_blocks_kernel", "_rms_norm_fp8_kernel",
+        "_add_rms_norm_fp8_kernel", "_gated_fp8_kernel", "_quantize_int8_kernel", "_int8_kernel",
+    ):  # fmt: skip
+        assert (name in kernels) == (capability in ("89", "90", "100", "120"))
     assert not re.findall(r"(\w+) may end before it has waited", done.stdout)
     for name, size in found:
         assert int(size) <= shared, name

@@ -7,22 +7,27 @@ layer, makes logits and draws, all for sampled rows only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import HeadInputs
+from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.coded_products import choose_coded
 from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
+from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.layer_products import (
+    BoundedProducts,
     FusedProducts,
     LayerProducts,
     LibraryProducts,
@@ -67,14 +72,15 @@ class GpuDecoder(StepDecoder):
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
         slots, eps = len(state.rows), config.rms_norm_eps
+        self._quantized = weights.lm_head.quantized or any(
+            linear.quantized for layer in weights.layers for linear in layer.linears
+        )
         self.space = make_workspace(config, max_rows, slots, dtype, device)
         stored = all(
             layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers
         )
         with ThreadPoolExecutor(2, "compile") as beside:
-            products = beside.submit(
-                choose_products, weights, self.space, eps, compressed, config.activation
-            )
+            products = beside.submit(self._choose, eps, compressed)
             gated = beside.submit(choose_gated, weights, self.space, config.activation)
             self.attention = LayerAttention(
                 state,
@@ -97,6 +103,17 @@ class GpuDecoder(StepDecoder):
         # Rounded to the model's type, as where these models were trained.
         self._embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=dtype).item()
         self._decode_tokens = torch.full((slots,), -1, dtype=torch.int32, device=device)
+
+    def _choose(self, eps: float, compressed: bool) -> KernelChoice[BoundedProducts | None]:
+        weights, space, activation = self.weights, self.space, self.config.activation
+        if self._quantized:
+            with torch.inference_mode():
+                return choose_coded(weights, space, eps, activation)
+        return choose_products(weights, space, eps, compressed, activation)
+
+    @property
+    def row_classes(self) -> Sequence[int]:
+        return ROW_CLASSES if self._quantized else ()
 
     @property
     def summary(self) -> str:

@@ -89,6 +89,9 @@ class StepGraphs:
         self._chunks.num_tiles = 1
         for bound in sizes.bounds:
             self._decoder.body(self._chunks.max_rows, bound, self._chunks)
+        for rows in self._decoder.row_classes:
+            if rows < self._chunks.max_rows:
+                self._decoder.body(rows, sizes.bounds[0], self._chunks)
         self._decoder.head_of_all(self._chunks.max_rows, 1)
 
     def _sizes_of(self, most: int) -> GraphSizes:

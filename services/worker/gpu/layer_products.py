@@ -30,6 +30,7 @@ from penstock.services.worker.gpu.workspace import Workspace
 from penstock.services.worker.models.dense import DenseLayer, DenseWeights
 from penstock.services.worker.models.linear import Linear, SummedLinear
 from penstock.services.worker.models.linear_specification import LayerLinears
+from penstock.services.worker.models.quantized_linear import SummedQuantizedLinear
 
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
@@ -164,12 +165,18 @@ class FusedProducts(LayerProducts):
         super().__init__(weights, space, eps, linears, activation)
 
 
-class HopperProducts(LayerProducts):
-    """Products by ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights,
-    for numbers of rows within ``bounds``."""
+class BoundedProducts(LayerProducts):
+    """Products for numbers of rows within ``bounds``, from and to."""
 
+    bounds: tuple[int, int]
+    compressed = False
+    """Whether they read compressed weights."""
     head: CompressedLinear | None = None
     """Makes logits of up to ``bounds[1]`` sampled rows."""
+
+
+class HopperProducts(BoundedProducts):
+    """By ``rows_linear_hopper``, or ``compressed_linear_hopper`` for compressed weights."""
 
     def __init__(
         self,
@@ -209,7 +216,8 @@ def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> i
 
 def is_divided(layers: Sequence[DenseLayer]) -> bool:
     """Whether ranks sum what the output and down projections give."""
-    return any(isinstance(layer.linears.down, SummedLinear) for layer in layers)
+    summed = SummedLinear | SummedQuantizedLinear
+    return any(isinstance(layer.linears.down, summed) for layer in layers)
 
 
 def _most_fused_rows(layer: DenseLayer, activation: str) -> int:
@@ -237,11 +245,11 @@ def choose_products(
     eps: float,
     compressed: bool = False,
     activation: str = "silu",
-) -> KernelChoice[HopperProducts | None]:
+) -> KernelChoice[BoundedProducts | None]:
     """The fastest products for some dozens of rows; ``None``: the others are for all rows.
     compressed: whether to read the compressed form of the layers, which then all have one."""
 
-    def fastest() -> HopperProducts | str:
+    def fastest() -> BoundedProducts | str:
         from penstock.kernels.gpu import rows_linear_hopper as hopper
 
         for linears in zip(*(layer.linears for layer in weights.layers), strict=True):

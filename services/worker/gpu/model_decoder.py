@@ -7,10 +7,13 @@ read and what they leave lies in memory of ours: tokens, positions, heads, hidde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs
+from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
@@ -26,6 +29,7 @@ from penstock.services.worker.gpu.workspace import (
 )
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel, StepInputs
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.specification import head_shape
 
 
@@ -42,6 +46,7 @@ class ModelDecoder(StepDecoder):
         device, dtype = model.device, model.dtype
         heads, kv_heads, dim = head_shape(model.caches)
         self.state, self._model, self._words = state, model, words
+        self._quantized = isinstance(model, Decoder) and model.quantized
         self.vocab_size, self.num_kv_heads = model.vocab_size, kv_heads
         slots = len(state.rows)
         self.space = LogitsSpace(**make_logits_space(model.vocab_size, slots, dtype, device))
@@ -66,6 +71,10 @@ class ModelDecoder(StepDecoder):
     @property
     def shares_prefixes(self) -> bool:
         return self.attention.shares_prefixes
+
+    @property
+    def row_classes(self) -> Sequence[int]:
+        return ROW_CLASSES if self._quantized else ()
 
     def graph_sizes(self, most: int, max_rows: int) -> GraphSizes:
         return few_graph_sizes(most, max_rows, self.shares_prefixes)

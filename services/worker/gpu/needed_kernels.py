@@ -27,6 +27,8 @@ from penstock.services.worker.gpu.model_decoder import model_executor
 from penstock.services.worker.kernel_needs import (
     COMPRESSED,
     AttentionNeeds,
+    CodedLinear,
+    CodedWeights,
     KernelNeeds,
     table_widths,
 )
@@ -35,10 +37,17 @@ from penstock.services.worker.loaded_model import attention_for_kernels, form_fo
 from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.dense import caches_of
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import LayerLinears
 from penstock.services.worker.models.specification import CacheSpecification, head_shape
-from penstock.services.worker.models.weights import allocate_weights, in_halves
+from penstock.services.worker.models.weight_words import with_forms
+from penstock.services.worker.models.weights import (
+    DecoderWeights,
+    allocate_weights,
+    in_halves,
+)
 
-_PRODUCTS = ("mm", "addmm", "index_select")
+_PRODUCTS = ("mm", "addmm", "index_select", "_scaled_mm")
 """Functions of torch that fill ``out`` with kernels of its own."""
 _BLOCKS = 1024
 """KV blocks; how many there are decides nothing that is compiled."""
@@ -155,7 +164,7 @@ def _without_products() -> Iterator[None]:
     kept = {name: getattr(torch, name) for name in _PRODUCTS}
     try:
         for name in _PRODUCTS:
-            setattr(torch, name, lambda *inputs, out: out)
+            setattr(torch, name, lambda *inputs, out, **options: out)
         yield
     finally:
         for name, function in kept.items():
@@ -167,10 +176,26 @@ def _on_meta(needs: KernelNeeds) -> DenseModel | str:
     if needs.model is None:
         raise ValueError("no layers of this model are computed by kernels")
     weights = allocate_weights(needs.model, dtype, torch.device("meta"))
+    if needs.coded is not None:
+        _give_forms(weights, needs.coded, dtype)
     with torch.inference_mode():
         specification = in_halves(needs.model, weights)
     config = form_for_kernels(specification, dtype.itemsize, needs.block_size)
     return config if isinstance(config, str) else dense_model(config, specification, weights)
+
+
+def _give_forms(weights: DecoderWeights, coded: CodedWeights, dtype: torch.dtype) -> None:
+    """Let quantized linear layers take the place of those that are."""
+
+    def formed(linear: Linear, form: CodedLinear | None) -> Linear:
+        if form is None:
+            return linear
+        meta = linear.weight.device
+        return with_forms(linear.specification, form.parts, dtype, meta, quantizes=form.quantizes)
+
+    for layer, forms in zip(weights.layers, coded.layers, strict=True):
+        layer.linears = LayerLinears(*map(formed, layer.linears, forms))
+    weights.lm_head = formed(weights.lm_head, coded.head)
 
 
 def _compression(model: DenseModel, form: str) -> Compression:

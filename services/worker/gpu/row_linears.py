@@ -44,7 +44,7 @@ class RowsLinear(NamedTuple):
 
 
 def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[RowsLinear]:
-    """By torch, with nothing inside, for any number of rows."""
+    """By torch, or ``QuantizedLinear``'s products, with nothing inside, for any number of rows."""
 
     def made(place: Place) -> RowsLinear:
         x, linears = place
@@ -56,6 +56,8 @@ def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[
                 lambda layer, rows, out: summed[layer].apply_part(x[:rows], out),
                 ranks=summed[0].ranks,
             )
+        if linears[0].specification.shard == "inputs":  # what adds to the residual takes parts
+            return RowsLinear(lambda layer, rows, out: linears[layer].apply_in_parts(x[:rows], out))
         return RowsLinear(lambda layer, rows, out: linears[layer].apply(x[:rows], out))
 
     return LayerLinears(*map(made, _places(layers, space, space.normed)))

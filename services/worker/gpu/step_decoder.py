@@ -10,6 +10,7 @@ the kernels must know of them lies on the device (``BatchState``, ``ChunkRows``)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -35,6 +36,11 @@ class StepDecoder(ABC):
     @abstractmethod
     def summary(self) -> str:
         """Which kernels compute it and why, for the log."""
+
+    @property
+    def row_classes(self) -> Sequence[int]:
+        """Numbers of rows of mixed steps that have kernels which no others have."""
+        return ()
 
     @property
     @abstractmethod

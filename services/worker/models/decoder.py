@@ -29,6 +29,7 @@ from penstock.services.worker.models.specification import (
     Rotary,
     cache_of,
 )
+from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     LayerWeights,
@@ -168,6 +169,8 @@ class Decoder:
         if self._lm_head is not None:
             return
         weights = self.weights
+        if self.device.type != "cpu":
+            give_words(self.linears())
         self._layers = [_Layer(*each) for each in zip(layers, weights.layers, strict=True)]
         weights.layers.clear()  # nobody needs their norms any more
         self._norm = _norm(self.specification.norm, weights.norm)
@@ -178,22 +181,22 @@ class Decoder:
     @property
     def packed(self) -> bool:
         """Whether every linear layer is packed (see ``penstock.kernels.linear``)."""
-        return self._lm_head is not None and all(linear.packed for linear in self._linears())
+        return self._lm_head is not None and all(linear.packed for linear in self.linears())
 
     @property
     def quantized(self) -> bool:
-        return any(linear.quantized for linear in self._linears())
+        return any(linear.quantized for linear in self.linears())
 
     def make_plain(self) -> None:
         """Make plain weights of quantized ones, one linear layer after the other."""
-        for linear in self._linears():
+        for linear in self.linears():
             linear.make_plain()
 
     @property
     def weight_bytes(self) -> int:
         """Of all weights, linear layers in the forms that they have now."""
         item, plain, found = self.dtype.itemsize, self.num_parameters, 0
-        for linear in self._linears():
+        for linear in self.linears():
             own = linear.specification.num_parameters
             plain -= 0 if linear is self.weights.lm_head and self._tied else own
             found += linear.num_bytes
@@ -205,7 +208,8 @@ class Decoder:
     def _tied(self) -> bool:
         return self.specification.tie_word_embeddings
 
-    def _linears(self) -> Iterator[Linear]:
+    def linears(self) -> Iterator[Linear]:
+        """All linear layers, the LM head last."""
         layers = self._layers or self.weights.layers
         for layer in layers:
             yield from layer.linears

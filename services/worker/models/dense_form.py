@@ -21,6 +21,7 @@ from penstock.services.worker.models.specification import (
     Norm,
     Rotary,
 )
+from penstock.services.worker.models.weight_words import give_words
 from penstock.services.worker.models.weights import (
     DecoderWeights,
     LayerWeights,
@@ -41,7 +42,8 @@ def dense_model(
     """The model in this form, with the ``config`` that ``dense_config`` has made of it.
 
     Changes ``weights`` in place (elements of heads are reordered, residual multipliers multiplied
-    in): call it once for them. They do not belong to ``model`` any more.
+    in, quantized weights become words): call it once for them. They do not belong to ``model`` any
+    more.
     """
     with torch.inference_mode():
         layers = [
@@ -49,6 +51,7 @@ def dense_model(
             for layer, part in zip(model.layers, weights.layers, strict=True)
         ]
         norm = _norm_weight(model.norm, weights.norm, model.logit_multiplier)
+        give_words([*(each for layer in layers for each in layer.linears), weights.lm_head])
     return DenseModel(config, DenseWeights(weights.embedding, layers, norm, weights.lm_head))
 
 

@@ -121,6 +121,11 @@ class Linear:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
+    def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
+        """As ``apply``; or leave ``out`` as it is, and return parts [P, N, outputs] in fp32 whose
+        sum is the result, overwritten by the next product."""
+        return self.apply(x, out)
+
 
 class SummedLinear(Linear):
     """A linear layer whose inputs are divided among ranks: each has some columns of the weight, and

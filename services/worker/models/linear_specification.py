@@ -13,11 +13,19 @@ from msgspec.structs import replace
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
 from penstock.services.worker.models.specification import Layer, ModelSpecification
-from penstock.services.worker.quantization.format import WEIGHT, Format, StoredTensor
+from penstock.services.worker.quantization.format import WEIGHT, Form, Format, StoredTensor
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 Item = TypeVar("Item")
+
+
+class KeptPart(NamedTuple):
+    """Some consecutive outputs of a linear layer."""
+
+    outputs: int
+    form: Form | None
+    """``None``: plain."""
 
 
 class LinearSpecification(msgspec.Struct, frozen=True):
@@ -67,11 +75,7 @@ class LinearSpecification(msgspec.Struct, frozen=True):
     def num_bytes(self, item_bytes: int, *, on_cpu: bool) -> int:
         """Of the layer once it is loaded; item_bytes: of a plain weight and of the bias."""
         found = self.outputs * self.bias * item_bytes
-        parts = zip(self._formats, self.stored.values(), strict=True)
-        # Neighbours that are stored alike are one weight.
-        for format, group in itertools.groupby(parts, lambda part: part[0]):
-            outputs = sum(part[1] for part in group)
-            form = None if format is None else format.form(outputs, self.inputs)
+        for outputs, form in self.kept:
             if form is None:
                 found += outputs * self.inputs * item_bytes
             elif on_cpu:
@@ -79,6 +83,24 @@ class LinearSpecification(msgspec.Struct, frozen=True):
             else:
                 found += form.num_bytes(outputs, self.inputs)
         return found
+
+    @property
+    def kept(self) -> list[KeptPart]:
+        """The weight once it is loaded: neighbours that are stored alike are one."""
+        found = []
+        parts = zip(self._formats, self.stored.values(), strict=True)
+        for format, group in itertools.groupby(parts, lambda part: part[0]):
+            outputs = sum(part[1] for part in group)
+            form = None if format is None else format.form(outputs, self.inputs)
+            found.append(KeptPart(outputs, form))
+        return found
+
+    @property
+    def quantizes_rows(self) -> bool:
+        """Whether rows may be quantized, too, as what made the weights expects."""
+        return bool(self.formats) and all(
+            each is not None and each.quantizes_rows for each in self.formats
+        )
 
     @property
     def _formats(self) -> tuple[Format | None, ...]:

@@ -2,7 +2,8 @@
 
 What a checkpoint has of it is read part by part and becomes ``QuantizedWeight``, without rounding;
 parts that are stored alike are one weight, as gate and up, others are computed side by side. On a
-CPU weights are packed for its kernels, and those that have none become plain ones.
+CPU weights are packed for its kernels, and those that have none become plain ones; on a GPU they
+become words (``WordWeight``) where its fast kernels take them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.word_weight import WordWeight, why_not, word_weight
 from penstock.kernels.quantized_linear import PackedWeight, pack_quantized, quantized_product
 from penstock.kernels.quantized_weight import QuantizedWeight, joined, quantized
 from penstock.kernels.two_level_linear import (
@@ -28,7 +30,7 @@ from penstock.services.worker.quantization.format import WEIGHT
 if TYPE_CHECKING:
     from penstock.services.worker.rank_group import RankGroup
 
-Piece = QuantizedWeight | PackedWeight | TwoLevelWeight | Linear
+Piece = QuantizedWeight | WordWeight | PackedWeight | TwoLevelWeight | Linear
 """Some consecutive outputs; a plain part is a ``Linear`` of its own."""
 
 
@@ -47,6 +49,12 @@ class QuantizedLinear(Linear):
         self.share: LinearShare | None = None
         """What ``take`` keeps of the whole layer, if a rank has a part of it."""
         self.pieces: list[Piece] = []
+        self.space: Tensor | None = None
+        """What products of words share: see ``word_linear``."""
+        self.quantizes = specification.quantizes_rows
+        """Whether rows may be quantized as the weight is, where that is faster."""
+        self.slow: dict[str, int] = {}
+        """Why pieces have no words, and how many."""
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +80,7 @@ class QuantizedLinear(Linear):
             if share is not None:
                 made = _part(made, share.outputs[name], share.inputs)
             if isinstance(made, Tensor):
-                parts.append(_plain(made.to(self.weight.dtype), name))
+                parts.append(plain_part(made.to(self.weight.dtype), name))
             else:
                 parts.append(made)
         self.pieces = _joined(parts)
@@ -93,7 +101,7 @@ class QuantizedLinear(Linear):
         for (name, plain), format in zip(tensors.items(), specification.formats, strict=True):
             form = None if format is None else format.form(*plain.shape)
             if form is None:
-                parts.append(_plain(plain.to(self.weight.dtype), name))
+                parts.append(plain_part(plain.to(self.weight.dtype), name))
                 continue
             # Where a scale has other columns than these kinds, plans differ by scales alone.
             kind = "fp8" if form.kind == "fp4" else form.kind
@@ -139,7 +147,7 @@ class QuantizedLinear(Linear):
     def make_plain(self) -> None:
         for place, piece in enumerate(self.pieces):
             if isinstance(piece, QuantizedWeight):
-                self.pieces[place] = _plain(piece.dequantized(self.weight.dtype), "part")
+                self.pieces[place] = plain_part(piece.dequantized(self.weight.dtype), "part")
 
     def pack(self) -> None:
         """For a CPU: what its kernels take is packed, all else becomes plain."""
@@ -156,9 +164,32 @@ class QuantizedLinear(Linear):
         self.pieces = pieces
         self.packed = all(not isinstance(piece, Linear) or piece.packed for piece in pieces)
 
+    def take_words(self, space: Tensor) -> None:
+        """For a GPU: codes that its fast kernels take become words, one piece after the other;
+        ``slow`` says of the others why not. May be called again. space: see ``word_linear``."""
+        self.space, self.slow = space, {}
+        if not any(isinstance(piece, QuantizedWeight) for piece in self.pieces):
+            return  # nor may there be a Triton
+        from penstock.kernels.gpu.code_shapes import why_not_words
+
+        never = why_not_words(self.weight.dtype)
+        for place, piece in enumerate(self.pieces):
+            if isinstance(piece, QuantizedWeight):
+                reason = never or why_not(piece)
+                if reason:
+                    self.slow[reason] = self.slow.get(reason, 0) + 1
+                else:
+                    self.pieces[place] = word_weight(piece)
+
+    @property
+    def words(self) -> WordWeight | None:
+        """The whole weight in words, if it has them."""
+        first = self.pieces[0] if len(self.pieces) == 1 else None
+        return first if isinstance(first, WordWeight) else None
+
     def _for_cpu(self, weight: QuantizedWeight) -> Piece:
         packed = two_level_weight(weight) or pack_quantized(weight)
-        return packed or _plain(weight.dequantized(self.weight.dtype), "part")
+        return packed or plain_part(weight.dequantized(self.weight.dtype), "part")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.device.type == "cpu":
@@ -174,11 +205,35 @@ class QuantizedLinear(Linear):
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
         return self._write(x, out)
 
+    def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
+        if self.words is None:
+            return self.apply(x, out)
+        return self._words_product(x, self.words, self.bias, out, divided=True)
+
+    def _words_product(
+        self,
+        x: Tensor,
+        weight: WordWeight,
+        bias: Tensor | None,
+        out: Tensor,
+        *,
+        divided: bool = False,
+    ) -> Tensor:
+        from penstock.kernels.gpu.word_linear import word_linear
+
+        if self.space is None:
+            raise ValueError("a weight in words has no memory for its products")
+        return word_linear(
+            x, weight, bias, out, self.space, quantizes=self.quantizes, divided=divided
+        )
+
     def _write(self, x: Tensor, out: Tensor) -> Tensor:
         for first, last, piece in self._places():
             bias = None if self.bias is None else self.bias[first:last]
             own = out[:, first:last]
-            if isinstance(piece, QuantizedWeight):
+            if isinstance(piece, WordWeight):
+                self._words_product(x, piece, bias, own)
+            elif isinstance(piece, QuantizedWeight):
                 _device_product(x, piece, bias, own)
             else:
                 own.copy_(_cpu_product(piece, x))
@@ -222,6 +277,9 @@ class SummedQuantizedLinear(QuantizedLinear):
         """See ``SummedLinear``."""
         return super().apply(x, out)
 
+    def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
+        return self.apply(x, out)
+
 
 class GatheredQuantizedLinear(QuantizedLinear):
     """See ``GatheredLinear``."""
@@ -259,7 +317,7 @@ def _part(
     return found
 
 
-def _plain(weight: Tensor, name: str) -> Linear:
+def plain_part(weight: Tensor, name: str) -> Linear:
     outputs, inputs = weight.shape
     return Linear(LinearSpecification(inputs, (outputs,), (name,)), weight)
 

@@ -1,8 +1,8 @@
 """compressed-tensors: groups of modules, each with a scheme for its weights.
 
 A scheme's weights have bits, a type, and a strategy: a scale for the tensor, each channel (row),
-group or block. ``format`` says how they are stored. Activations of a scheme are not quantized here,
-whatever it says of them, and neither is the cache.
+group or block. ``format`` says how they are stored. Activations that a scheme quantizes may be; the
+cache is not.
 """
 
 from __future__ import annotations
@@ -70,17 +70,19 @@ def _format(group: QuantizationConfig, stored: str) -> Format | None:
         raise weights.error(f"strategy {strategy!r}: read are {', '.join(_STRATEGIES)}")
     size = weights.group("group_size") if strategy in ("group", "tensor_group") else -1
     ordered = weights.has("actorder") and weights.text_or_flag("actorder") in ("group", "dynamic")
+    activations = bool(group.table("input_activations"))
     match stored:
         case "pack-quantized" if kind == "int" and strategy in ("channel", "group"):
             return PackQuantized(bits, size, symmetric, ordered)
         case "int-quantized" | "naive-quantized" if kind == "int" and bits == 8:
             if strategy in ("tensor", "channel", "group") and not ordered:
-                return Int8Format(size, symmetric)
+                return Int8Format(size, symmetric, activations)
         case "float-quantized" | "naive-quantized" if kind == "float" and bits == 8 and symmetric:
             if strategy in ("tensor", "channel"):
-                return Fp8Format()
+                return Fp8Format(activations=activations)
             if strategy == "block":
-                return Fp8Format(weights.block("block_structure"))
+                block = weights.block("block_structure")
+                return Fp8Format(block, activations=activations)
         case "nvfp4-pack-quantized" if kind == "float" and bits == 4 and size == NVFP4_GROUP:
             return Fp4Format(size, whole=".weight_global_scale", divided=True)
         case "mxfp4-pack-quantized" if kind == "float" and bits == 4 and size == MXFP4_GROUP:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from penstock.kernels.quantized_kinds import Kind
 from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.quantized_weight import Kind, QuantizedWeight
+    from penstock.kernels.quantized_weight import QuantizedWeight
 
 WEIGHT = ".weight"
 Role = Literal["codes", "scales", "zeros", "order", "shape", "factor"]
@@ -95,6 +96,11 @@ class Format(msgspec.Struct, frozen=True):
     @abstractmethod
     def title(self) -> str:
         """``GPTQ, 4 bits in groups of 128``."""
+
+    @property
+    def quantizes_rows(self) -> bool:
+        """Whether what has made the weights expects activations in codes of the same kind."""
+        return False
 
     @abstractmethod
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:

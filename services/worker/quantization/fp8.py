@@ -2,8 +2,8 @@
 
 As in checkpoints of ``quant_method`` fp8, fbgemm_fp8, modelopt and compressed-tensors: a number is
 its code times the scale; ``weight_scale_inv`` of blocks is that scale too, whatever it is called
-(DeepSeek-V3, inference/kernel.py, ``weight_dequant``). Activations are not quantized, so that
-scales of theirs are checked and not used.
+(DeepSeek-V3, inference/kernel.py, ``weight_dequant``). Where activations are quantized, each row
+has a scale of its own, so that stored ones are checked and not used.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ class Fp8Format(Format, frozen=True):
     block: tuple[int, int] | None = None
     """Rows and columns that share a scale; ``None``: all of a row, or of the tensor."""
     scale: str = ".weight_scale"
+    activations: bool = True
+    """Whether they are quantized, too, where the device multiplies FP8."""
 
     @property
     def title(self) -> str:
         if self.block is None:
             return "FP8 with a scale a row or tensor"
         return f"FP8 in blocks of {self.block[0]} x {self.block[1]}"
+
+    @property
+    def quantizes_rows(self) -> bool:
+        return self.activations
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         if self.block is None:

@@ -1,7 +1,7 @@
 """Integers of eight bits as they are: int-quantized and naive-quantized of compressed-tensors.
 
-Weights of W8A8 checkpoints are read, activations are not quantized: scales of theirs are checked
-and not used.
+Where activations are quantized, as W8A8 checkpoints expect, each row has a scale of its own: stored
+ones are checked and not used.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ class Int8Format(Format, frozen=True):
     group: int = -1
     """Inputs of a group; -1: all."""
     symmetric: bool = True
+    activations: bool = False
+    """Whether they are quantized, too, where that is faster."""
+
+    @property
+    def quantizes_rows(self) -> bool:
+        return self.activations
 
     @property
     def title(self) -> str:

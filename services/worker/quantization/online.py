@@ -24,6 +24,10 @@ class OnlineFormat(Format, frozen=True):
     def title(self) -> str:
         return f"{self.kind}, quantized while it is read"
 
+    @property
+    def quantizes_rows(self) -> bool:
+        return self.kind == "fp8"
+
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         return {WEIGHT: StoredTensor(((outputs, inputs),), WEIGHT_TYPES, "codes")}
 

@@ -26,7 +26,8 @@ from penstock.services.worker.quantization.format import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.kernels.quantized_weight import Kind, QuantizedWeight
+    from penstock.kernels.quantized_kinds import Kind
+    from penstock.kernels.quantized_weight import QuantizedWeight
 
 _WORDS = ("I32",)
 _SHAPE = ".weight_shape"

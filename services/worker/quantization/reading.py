@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_text
 from penstock.services.worker.gguf_file import gguf_file
@@ -26,6 +26,7 @@ from penstock.services.worker.quantization.quantization import (
     all_but,
 )
 
+_KINDS: dict[str, Literal["int8", "int4", "fp8"]] = {"int8": "int8", "int4": "int4", "fp8": "fp8"}
 _TWICE = (
     "the weights are quantized already ({}), and --quantization {} quantizes plain ones: leave it "
     "out, or give the folder that this one was made from"
@@ -102,17 +103,11 @@ def _values(info: ModelInfo) -> dict[str, Any] | None:
 
 
 def online_quantization(kind: str) -> Quantization:
-    """``int8``, ``int4`` or ``fp8`` of every linear layer; of integers the LM head, too, in int8: a
-    step reads it as it reads a layer."""
-    if kind == "fp8":
-        return _online("fp8", OnlineFormat("fp8"), (Pattern(HEAD),))
-    layers = OnlineFormat("int4" if kind == "int4" else "int8")
+    """``int8``, ``int4`` or ``fp8`` of every linear layer; the LM head in int8, the nearest to it:
+    a step reads it as it reads a layer."""
+    layers = OnlineFormat(_KINDS[kind])
     head = FormatGroup((Pattern(HEAD),), OnlineFormat("int8"))
     return Quantization(kind, (head, FormatGroup((), layers)), online=True)
-
-
-def _online(method: str, layers: OnlineFormat, ignored: tuple[Pattern, ...]) -> Quantization:
-    return Quantization(method, (FormatGroup((), layers),), ignored, online=True)
 
 
 def _fp8(config: QuantizationConfig) -> Quantization:

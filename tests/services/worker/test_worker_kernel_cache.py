@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -100,6 +101,40 @@ def test_weights_are_compiled_for_in_the_form_that_they_will_have(tmp_path: Path
     assert needs_of(wide, "b200").forms == (PLAIN,)  # no kernel reads them there
     assert needs_of(wide).forms == (PLAIN,)
     assert needs_of(wide, everything=True).forms == (COMPRESSED, PLAIN)
+
+
+def test_of_quantized_weights_their_forms_decide(tmp_path: Path) -> None:
+    """As data that another process reads; layers that are stored alike are one kind."""
+    folder = made(tmp_path / "model", QWEN)
+    card, info = gpu_named("h100"), read_model_info(folder)
+    found = []
+    for online in ("none", "int4", "fp8"):
+        config = config_for(folder)
+        config = replace(config, model=replace(config.model, quantization=online))
+        one = kernel_needs(config, info, device_of(card), facts_of(card.capability))
+        assert isinstance(one, KernelNeeds)
+        assert msgspec.json.decode(msgspec.json.encode(one), type=KernelNeeds) == one
+        found.append(one)
+    plain, int4, fp8 = found
+    assert plain.coded is None and int4.coded is not None and fp8.coded is not None
+    assert int4.model is not None and len(int4.model.layers) == len(int4.coded.layers) == 2
+    up = int4.coded.layers[0][2]
+    assert up is not None and [part.outputs for part in up.parts] == [2 * 3072]
+    assert not up.quantizes and fp8.coded.layers[0] == fp8.coded.layers[1]
+    assert all(linear is not None and linear.quantizes for linear in fp8.coded.layers[0])
+    assert int4.coded.head is not None and int4.coded.head.parts[0].outputs == 151_936
+    assert len({kernel_cache(each).marker for each in found}) == 3
+
+
+def test_layers_that_stay_plain_among_quantized_ones_are_a_kind(tmp_path: Path) -> None:
+    quantization = {
+        "quant_method": "fp8", "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["model.layers.0.mlp"],
+    }  # fmt: skip
+    coded = needs_of(made(tmp_path / "m", QWEN | {"quantization_config": quantization})).coded
+    assert coded is not None and coded.head is None
+    kinds = [[linear is not None for linear in layer] for layer in coded.layers]
+    assert kinds == [[True, True, False, False], [True, True, True, True]]
 
 
 OLMO3 = QWEN | {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 512}

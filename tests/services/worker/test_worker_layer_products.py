@@ -15,8 +15,8 @@ from sharp_model import CONFIG as SMALL
 from penstock.services.worker.gpu import layer_products, row_linears
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
+    BoundedProducts,
     FusedProducts,
-    HopperProducts,
     LayerProducts,
     LibraryProducts,
     choose_gated,
@@ -37,7 +37,7 @@ def weights_of(dtype: torch.dtype, **sizes: int) -> DenseWeights:
     return allocate_dense(msgspec.structs.replace(SMALL, **sizes), dtype, CPU)
 
 
-def chosen(dtype: torch.dtype, **sizes: int) -> KernelChoice[HopperProducts | None]:
+def chosen(dtype: torch.dtype, **sizes: int) -> KernelChoice[BoundedProducts | None]:
     config = msgspec.structs.replace(SMALL, **sizes)
     space = make_workspace(config, 16, 4, dtype, CPU)
     return choose_products(weights_of(dtype, **sizes), space, 1e-6)

@@ -25,6 +25,7 @@ from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
+from penstock.services.worker.models.weight_words import words_of_products
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 Folder = Callable[[str], Path]
@@ -69,6 +70,30 @@ def test_tokens_are_those_of_the_dequantized_weights(
     executor = dense_executor(*in_form(load(quantized)), SIZES)
     info = read_model_info(plain)
     reference = load_model(info, torch.float32, torch.device("cpu"), lambda note: None)
+    wanted = PlanDriver(ModelExecutor(reference, SIZES), 1).run(prompts, count)
+    assert PlanDriver(executor, 1).run(prompts, count) == wanted
+
+
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int8", "fp8"))]
+)
+def test_tokens_of_words_are_those_of_the_dequantized_weights(
+    kind: str, tiny_folder: Folder
+) -> None:
+    """Steps of few rows and of some; every kernel that they may need is launched at the start."""
+    folder = tiny_folder("llama3-wide")
+    model, reference = load(folder, online=kind), load(folder, online=kind)
+    executor = dense_executor(*in_form(model), SIZES)
+    reference.make_plain()
+    assert words_of_products(reference.linears()) == ""
+    if not ON_GPU:  # that computes fp32 by the kernel for any form
+        assert executor.decoder.row_classes
+        words = words_of_products(model.linears())
+        assert "8 by kernels for words, 1 by the slower one" in words
+        assert "multiples of 16 x 128 are taken" in words  # the LM head has 307 rows
+    with torch.inference_mode():
+        executor.graphs.run_padding(SIZES.max_num_seqs)
+    prompts, count = some_prompts([1, 20]), 2
     wanted = PlanDriver(ModelExecutor(reference, SIZES), 1).run(prompts, count)
     assert PlanDriver(executor, 1).run(prompts, count) == wanted
 

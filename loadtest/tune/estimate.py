@@ -54,7 +54,8 @@ def estimate(steps: Steps, objective: Objective, workload: Workload, given: Give
     seqs, why_seqs = _sequences(steps, objective, workload, given, chunk)
     seqs = min(seqs, tokens)  # every running sequence decodes a token a step
     step = _tpot(steps, workload, seqs, chunk)
-    seconds = (steps.prompt_ms(workload.prompt, chunk) + workload.answer * step) / 1e3
+    prompt = steps.prompt_ms(workload.prompt, chunk) if chunk else steps.decode_ms(1)
+    seconds = (prompt + workload.answer * step) / 1e3
     return Sizes(seqs, tokens, others, seconds, why_seqs, why_tokens)
 
 
@@ -98,7 +99,7 @@ def _tokens(
 
 
 def _chunk(steps: Steps, tokens: int) -> int:
-    """The measured chunk that is nearest to a step of so many tokens."""
+    """The measured chunk that is nearest to a step of so many tokens; 0: none was measured."""
     return min((one[0] for one in steps.prefill), key=lambda chunk: abs(chunk - tokens), default=0)
 
 

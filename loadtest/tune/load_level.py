@@ -38,6 +38,8 @@ class Level(msgspec.Struct, frozen=True):
     seconds: float
     output: float
     """Tokens of answers a second."""
+    is_cut: bool = False
+    """Whether time was up before all were answered: it says nothing then."""
     cpu: dict[str, float] = {}
     """Cores that the processes of each service used."""
 
@@ -131,4 +133,5 @@ def _level(result: dict[str, Any], rate: float) -> Level:
         most_open=result["max_concurrent_requests"],
         seconds=result["duration"],
         output=result["output_throughput"],
+        is_cut=result["interrupted"] > 0,
     )

@@ -40,6 +40,9 @@ class RateSearch:
                 self.cut = True
                 return
             level = self._measure(rate)
+            if level.is_cut:
+                self.cut = True
+                return
             if self._keeps(level):
                 self.low = level
             else:

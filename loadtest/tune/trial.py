@@ -40,6 +40,8 @@ class Trials:
         self._loads = 0
         self.start_s = LEAST_START_S
         """How long the latest start took."""
+        self.around_s = 0.0
+        """How long the latest load took beside its requests."""
 
     @property
     def load_s(self) -> float:
@@ -72,6 +74,7 @@ class Trials:
             limit_s=max(1.0, self._limit.left),
         )
         passed = time.monotonic() - began
+        self.around_s = max(0.0, passed - level.seconds)
         used = {name: (now - before[name]) / passed for name, now in cpu_of(processes).items()}
         return msgspec.structs.replace(level, cpu=used)
 

@@ -120,6 +120,8 @@ class Tuning:
         few, many = ALONE
         wanted = int(self._trials.load_s / max(sizes.request_seconds, 1e-3))
         level = trial.alone(min(many, max(few, wanted)))
+        if level.is_cut:
+            self._limit.need(10 * self._trials.load_s, "requests one at a time")
         if not level.keeps(0.0):
             raise refuse(
                 self._task.objective,
@@ -135,7 +137,7 @@ class Tuning:
 
     def _load_seconds(self) -> float:
         """What a load takes, about."""
-        return 1.5 * self._trials.load_s + 2 * self._answer_s
+        return 1.5 * self._trials.load_s + 2 * self._answer_s + self._trials.around_s
 
     def _may_load(self, servers: int = 1) -> bool:
         """Whether there is time for one more load beside so many starts with a load each: the last
@@ -188,7 +190,7 @@ class Tuning:
                 level = trial.level(NEAR * best.rate)
             self._limit.found(f"load, {tokens} tokens a step: {level}")
             tried.append(f"{tokens}: {level}")
-            if self._keeps(level):
+            if not level.is_cut and self._keeps(level):
                 settings["max_num_batched_tokens"], best = tokens, level
                 break
         told = "; ".join(tried) or "time was left for none" if sizes.others else ""
@@ -223,6 +225,9 @@ class Tuning:
             self._told.append("Time was up before these settings were tried together.")
             return
         level = self._on_new_server(settings, best.rate)
+        if level.is_cut:
+            self._told.append("Time was up while these settings were tried together.")
+            return
         proof = f"On a new server with all of these settings, {level}."
         if not self._keeps(level):
             proof += " So the objective is just missed: see the rate as the limit."
@@ -230,6 +235,8 @@ class Tuning:
         self._limit.found(f"load, all together: {level}")
         if self._may_load(servers=1):
             level = self._on_new_server({}, best.rate)
+            if level.is_cut:
+                return
             self._told.append(f"With the settings as they stood, {level}.")
             self._limit.found(f"load, as it stood: {level}")
 

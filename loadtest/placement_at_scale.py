@@ -140,7 +140,7 @@ class ScaleSimulation(Simulation):
         living = [life for life in self._lives.values() if life.engine.alive]
         for life in living[: min(count, len(living) - 1)]:
             self._note_hit(life)
-            life.engine.alive, life.ended = False, self._now
+            life.engine.alive, life.ended = False, self._now + NOTICED_SECONDS
             self._losses.append(self._now)
             self._at(self._now + NOTICED_SECONDS, partial(self._go_on_elsewhere, life.engine))
             number = len(self._lives) + len(self._losses)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from penstock.loadtest.tune.load_level import Level
 
-FACTOR = 1.6
+FACTOR = 2.5
 """From one rate to the next, until one is kept and one is not."""
 NEAR = 1.25
 """A rate is found when one that is so many times as high is not kept."""

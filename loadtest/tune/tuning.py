@@ -22,6 +22,10 @@ BUSY = 0.5
 """Of a core, that a frontend or a tokenizer should use at most."""
 ALONE = (3, 10)
 """Requests one at a time, at least and at most."""
+BEGIN_OPEN = 4
+"""Requests of an engine that are open at once, about, at the first rate."""
+MOST_OTHERS = 2
+"""Other numbers of tokens a step that are tried."""
 PROCESSES = ("frontend", "tokenizer")
 
 
@@ -75,7 +79,8 @@ class Tuning:
         with self._trials.server(settings) as trial:
             alone = self._alone(trial, sizes)
             search = RateSearch(trial.level, self._keeps, self._may_load)
-            first = 0.5 * task.engines * sizes.max_num_seqs / max(sizes.request_seconds, 1e-3)
+            most = 0.5 * sizes.max_num_seqs / max(sizes.request_seconds, 1e-3)
+            first = task.engines * min(most, BEGIN_OPEN / self._answer_s)
             search.run(first, 0.5 / self._answer_s)
         best = search.low or alone
         self._say_search(search)
@@ -182,7 +187,7 @@ class Tuning:
     ) -> Level:
         """Steps of other lengths, at a rate that is just too high for the best ones so far."""
         tried = []
-        for tokens in sizes.others:
+        for tokens in sizes.others[:MOST_OTHERS]:
             if tokens < settings["max_num_seqs"] or not self._may_load(servers=2):
                 continue
             changed = settings | {"max_num_batched_tokens": tokens}

@@ -49,9 +49,9 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
 ) -> None:
     path = tmp_path / "tuned.toml"
     done = tune(
-        *("--device", "null", "--null-step-ms", "10", "--objective", "ttft:2000,tpot:100"),
+        *("--device", "null", "--null-step-ms", "2", "--objective", "ttft:2000,tpot:100"),
         *("--input-len", "40", "--output-len", "8", "-o", str(path), "--served-model-name", "mine"),
-        seconds=45,
+        seconds=30,
     )
     assert done.returncode == 0, done.stderr
     assert f"penstock serve --config {path}" in done.stdout
@@ -66,10 +66,10 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
     assert "# Objective: TTFT 2000 ms and TPOT 100 ms for 90 % of the requests" in text
     assert "requests/s: " in text, "the rate that was kept"
     config, sources = resolve(GROUPS, {"config": str(path)}, {})
-    assert config.device.null_step_ms == 10
+    assert config.device.null_step_ms == 2
     assert config.scheduler.max_num_seqs == found["max_num_seqs"] >= 1
     assert all(sources[name].origin == "file" for name in TUNED)
-    assert "steps: 1 rows at 44 positions: 10" in done.stderr, "nothing is tuned silently"
+    assert "steps: 1 rows at 44 positions: 2" in done.stderr, "nothing is tuned silently"
     assert "load: one at a time: 100 % of" in done.stderr
 
 
@@ -101,7 +101,7 @@ def test_an_objective_that_no_step_can_keep_is_refused_with_the_best_that_was_fo
     path = tmp_path / "tuned.toml"
     done = tune(
         *("--device", "null", "--null-step-ms", "50", "--objective", objective, "-o", str(path)),
-        seconds=20,
+        seconds=60,
     )
     assert done.returncode == 1, done.stderr
     said = done.stderr.splitlines()[-1]
@@ -231,7 +231,7 @@ def test_a_search_ends_where_no_rate_is_kept_and_where_time_is_up() -> None:
         lambda rate: level(rate, 1.0), lambda one: one.keeps(1.0), lambda: next(counted) < 3
     )
     search.run(1.0, 0.1)
-    assert search.cut and search.low is not None and search.low.rate < 3
+    assert search.cut and search.low is not None and search.low.rate < 10
     assert next(counted) == 4 < MOST_LEVELS
 
 

@@ -61,9 +61,12 @@ class Trials:
             self.start_s = time.monotonic() - began
             yield Trial(self, url)
 
-    def put(self, url: str, rate: float, requests: int, processes: Any) -> Level:
+    def put(
+        self, url: str, rate: float, requests: int, processes: Mapping[psutil.Process, str]
+    ) -> Level:
+        """A load, with what the processes took. Raises ``LoadFailed``."""
         self._loads += 1
-        before, began = cpu_of(processes), time.monotonic()
+        before, began = _cpu_of(processes), time.monotonic()
         level = put_load(
             url,
             self._objective,
@@ -75,11 +78,20 @@ class Trials:
         )
         passed = time.monotonic() - began
         self.around_s = max(0.0, passed - level.seconds)
-        used = {name: (now - before[name]) / passed for name, now in cpu_of(processes).items()}
+        after = _cpu_of(processes)
+        used = {name: (after[name] - before[name]) / passed for name in before if name in after}
         return msgspec.structs.replace(level, cpu=used)
 
     def now(self, text: str) -> None:
         self._limit.now(text)
+
+
+def _cpu_of(processes: Mapping[psutil.Process, str]) -> Mapping[str, float]:
+    """Seconds by service; nothing where one of them has ended."""
+    try:
+        return cpu_of(processes)
+    except psutil.NoSuchProcess:
+        return {}
 
 
 class Trial:
@@ -87,8 +99,10 @@ class Trial:
 
     def __init__(self, trials: Trials, url: str) -> None:
         self._trials, self._url = trials, url
-        every = psutil.Process().children(recursive=True)
-        self._processes = {one: service_of(one) for one in every}
+        self._processes: dict[psutil.Process, str] = {}
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                self._processes[process] = service_of(process)
 
     def alone(self, requests: int) -> Level:
         """Requests that wait for each other."""

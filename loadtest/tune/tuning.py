@@ -69,7 +69,6 @@ class Tuning:
     def run(self) -> Found:
         """Raises ``Impossible``, ``OutOfTime``, ``StepsFailed``, ``LoadFailed`` and
         ``ServerFailed``."""
-        task = self._task
         sizes = self._sizes()
         settings = {
             "max_num_seqs": sizes.max_num_seqs,
@@ -78,10 +77,7 @@ class Tuning:
         reasons = {"max_num_seqs": sizes.why_seqs, "max_num_batched_tokens": sizes.why_tokens}
         with self._trials.server(settings) as trial:
             alone = self._alone(trial, sizes)
-            search = RateSearch(trial.level, self._keeps, self._may_load)
-            most = 0.5 * sizes.max_num_seqs / max(sizes.request_seconds, 1e-3)
-            first = task.engines * min(most, BEGIN_OPEN / self._answer_s)
-            search.run(first, 0.5 / self._answer_s)
+            search = self._search(trial, sizes)
         best = search.low or alone
         self._say_search(search)
         self._limit.found(f"load: {best}")
@@ -91,6 +87,21 @@ class Tuning:
         self._processes(best, settings, reasons)
         self._prove(best, settings)
         return Found(settings, reasons, best, self._told)
+
+    def _search(self, trial: Trial, sizes: Sizes) -> RateSearch:
+        """Rates on one server: the first at any price, others while there is time for the proof."""
+        self._limit.need(self._load_seconds(), "a load")
+        search = RateSearch(
+            trial.level,
+            self._keeps,
+            lambda: self._may_load(servers=1 if search.low or search.high else 0),
+        )
+        most = 0.5 * sizes.max_num_seqs / max(sizes.request_seconds, 1e-3)
+        first = self._task.engines * min(most, BEGIN_OPEN / self._answer_s)
+        search.run(first, 0.5 / self._answer_s)
+        if not (search.low or search.high):
+            self._limit.need(3 * self._load_seconds(), "a load")
+        return search
 
     def _sizes(self) -> Sizes:
         task = self._task

@@ -25,7 +25,7 @@ import penstock
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.complete import complete, with_another_model
 from penstock.protocol.config.host_checks import refuse_hosts_of_library
-from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
@@ -108,14 +108,15 @@ def _main(arguments: Sequence[str], began: float) -> int:
     if config.launch.join and not parsed.show_config:
         return _join(name, config, sources, internal)
     builtin = command.takes_model and not (config.model.model or config.model.models)
-    found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
+    machine = read_machine(environment=os.environ)
+    found = of_each(config, sources, devices=machine.gpus)
     if builtin or several:
         with naming_what_is_missing(name):
             found = [with_named_model(*one, only_look=parsed.show_config) for one in found]
     whole = [complete(*one, may_lack_model=parsed.show_config) for one in found]
     layout = ""
     if several and not internal.headless:
-        whole, layout = _laid_out(found, whole)
+        whole, layout = _laid_out(found, whole, machine)
     found = whole
     configs = [one for one, _ in found]
     check_names(configs)
@@ -136,14 +137,16 @@ def _main(arguments: Sequence[str], began: float) -> int:
         return _run(name, configs, sources, internal, began, builtin, resolved, layout)
 
 
-def _laid_out(resolved: Sequence[Resolved], whole: list[Resolved]) -> tuple[list[Resolved], str]:
+def _laid_out(
+    resolved: Sequence[Resolved], whole: list[Resolved], machine: Machine
+) -> tuple[list[Resolved], str]:
     """The sizes of a server's only model, chosen by the plan where none was given, and a line about
     that. resolved: as given; whole: completed."""
     if len(whole) > 1:
         return whole, ""  # each is on devices of its own, or shares them
     from penstock.services.layout_choice import with_layout
 
-    one, line = with_layout(resolved[0], whole[0])
+    one, line = with_layout(resolved[0], whole[0], machine)
     return [one], line
 
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from penstock.protocol.config import Config, ConfigError, Provenance
 from penstock.protocol.config.complete import complete
+from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.sources import Source
 from penstock.protocol.model_info import BadModelFolder
 
@@ -17,7 +18,9 @@ GIVE_SIZES = "--tensor-parallel-size, --pipeline-parallel-size and --data-parall
 Settings = tuple[Config, Provenance]
 
 
-def with_layout(resolved: Settings, completed: Settings) -> tuple[Settings, str]:
+def with_layout(
+    resolved: Settings, completed: Settings, machine: Machine
+) -> tuple[Settings, str]:
     """The settings with the sizes of the best layout of this host's GPUs where none was given, and
     a line that says which and why; empty where there was nothing to choose.
 
@@ -29,7 +32,8 @@ def with_layout(resolved: Settings, completed: Settings) -> tuple[Settings, str]
     launch = config.launch
     on_this_host = launch.nodes == 1 and launch.executor == "process" and not launch.join
     is_here = os.path.isdir(config.model.model)  # --show-config may name one that is not
-    if config.device.device != "cuda" or not (on_this_host and is_here):
+    several = machine.gpus - config.device.device_index > 1
+    if config.device.device != "cuda" or not (several and on_this_host and is_here):
         return completed, ""
     from penstock.services.worker.cuda_driver import read_devices
     from penstock.services.worker.layouts.choice import choose_layout, refuse_impossible
@@ -63,7 +67,7 @@ def with_layout(resolved: Settings, completed: Settings) -> tuple[Settings, str]
     )
     chosen = Source("derived", f"penstock plan: {choice.reason}")
     sources = sources | dict.fromkeys(SIZES, chosen)
-    return complete(config, sources, may_lack_model=False), choice.reason
+    return complete(config, sources, machine, may_lack_model=False), choice.reason
 
 
 def _undivided(config: Config) -> str:

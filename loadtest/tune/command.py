@@ -126,7 +126,9 @@ def _whole(config: Config, sources: Provenance, machine: Machine) -> tuple[Confi
         )
     named = with_hub_model if config.model.model else with_builtin_model
     resolved = named(config, sources)
-    whole, _ = with_layout(resolved, complete(*resolved, machine, may_lack_model=False))
+    whole, _ = with_layout(
+        resolved, complete(*resolved, machine, may_lack_model=False), machine
+    )
     return whole
 
 

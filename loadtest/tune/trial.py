@@ -76,10 +76,10 @@ class Trials:
             seed=self._loads,
             limit_s=max(1.0, self._limit.left),
         )
-        passed = time.monotonic() - began
-        self.around_s = max(0.0, passed - level.seconds)
+        self.around_s = max(0.0, time.monotonic() - began - level.seconds)
         after = _cpu_of(processes)
-        used = {name: (after[name] - before[name]) / passed for name in before if name in after}
+        seconds = max(level.seconds, 1e-3)
+        used = {name: (after[name] - before[name]) / seconds for name in before if name in after}
         return msgspec.structs.replace(level, cpu=used)
 
     def now(self, text: str) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest.tune.estimate import Given, Sizes, estimate, without_steps
-from penstock.loadtest.tune.load_level import Level
+from penstock.loadtest.tune.load_level import Level, LoadFailed
 from penstock.loadtest.tune.objective import RANGE, Objective, Workload, refuse
 from penstock.loadtest.tune.rate_search import NEAR, RateSearch
 from penstock.loadtest.tune.step_points import Steps
 from penstock.loadtest.tune.step_process import measure_steps
 from penstock.loadtest.tune.time_limit import TimeLimit
 from penstock.loadtest.tune.trial import Trial, Trials
+from penstock.services.library.server_process import ServerFailed
 
 BUSY = 0.5
 """Of a core, that a frontend or a tokenizer should use at most."""
@@ -202,15 +203,14 @@ class Tuning:
             if tokens < settings["max_num_seqs"] or not self._may_load(servers=2):
                 continue
             changed = settings | {"max_num_batched_tokens": tokens}
-            with self._trials.server(changed) as trial:
-                level = trial.level(NEAR * best.rate)
+            level = self._on_new_server(changed, NEAR * best.rate)
             self._limit.found(f"load, {tokens} tokens a step: {level}")
             tried.append(f"{tokens}: {level}")
-            if not level.is_cut and self._keeps(level):
+            if isinstance(level, Level) and self._keeps(level):
                 settings["max_num_batched_tokens"], best = tokens, level
                 break
-        told = "; ".join(tried) or "time was left for none" if sizes.others else ""
-        if told:
+        if sizes.others:
+            told = "; ".join(tried) or "time was left for none"
             reasons["max_num_batched_tokens"] += f".\nOthers under load: {told}"
         return best
 
@@ -241,22 +241,22 @@ class Tuning:
             self._told.append("Time was up before these settings were tried together.")
             return
         level = self._on_new_server(settings, best.rate)
-        if level.is_cut:
-            self._told.append("Time was up while these settings were tried together.")
-            return
-        proof = f"On a new server with all of these settings, {level}."
-        if not self._keeps(level):
-            proof += " So the objective is just missed: see the rate as the limit."
-        self._told.append(proof)
         self._limit.found(f"load, all together: {level}")
+        proof = f"On a new server with all of these settings, {level}."
+        if isinstance(level, str) or not self._keeps(level):
+            proof += " So it is not proven: see the rate as the limit."
+        self._told.append(proof)
         if self._may_load(servers=1):
             level = self._on_new_server({}, best.rate)
-            if level.is_cut:
-                return
-            self._told.append(f"With the settings as they stood, {level}.")
             self._limit.found(f"load, as it stood: {level}")
+            self._told.append(f"With the settings as they stood, {level}.")
 
-    def _on_new_server(self, settings: Mapping[str, Any], rate: float) -> Level:
-        with self._trials.server(settings) as trial:
-            trial.alone(1)
-            return trial.level(rate)
+    def _on_new_server(self, settings: Mapping[str, Any], rate: float) -> Level | str:
+        """What came of a load on a server of its own, or why nothing did."""
+        try:
+            with self._trials.server(settings) as trial:
+                trial.alone(1)
+                level = trial.level(rate)
+        except (ServerFailed, LoadFailed) as error:
+            return f"it failed ({str(error).splitlines()[-1]})"
+        return "time was up before its end" if level.is_cut else level

@@ -1,12 +1,13 @@
 """Placement over many engines, some of which die while others join: a simulation with a picture.
 
     python -m penstock.loadtest.placement_at_scale [--engines 64] [--conversations 10000]
-        [--picture docs/images/placement-at-scale.svg] [--json]
+        [--picture docs/images/placement-at-scale.svg] [--by-room] [--json]
 
 Router, schedulers' cores with their prefix caches, digests and beats are the real ones
-(``simulated_conversations``). Four rows: one engine with the memory and the speed of all, the
-engines, the engines of which one is lost every few seconds and replaced by an empty one, and once
-an eighth of all at the same moment; and the engines by room alone, where no request has digests.
+(``simulated_conversations``). Three rows: one engine with the memory and the speed of all, the
+engines, and the engines of which one is lost every few seconds and replaced by an empty one, and
+once an eighth of all at the same moment; with ``--by-room`` the engines where no request has
+digests, too.
 
 What an engine loses is known ``NOTICED_SECONDS`` later; its requests go on elsewhere with what they
 have, as tokenizers send them. A share of an engine is what it would get if each of the engines that
@@ -39,8 +40,8 @@ from penstock.protocol.process.participant import BEAT_SECONDS
 from penstock.services.scheduler.limits import Limits
 
 SCALE = Setting(
-    engines=64, conversations=10_000, applications=16, answer=(8, 40), begin_within=200.0,
-    max_num_seqs=32, speed=0.25,
+    engines=64, conversations=10_000, applications=16, turns=(4, 7), answer=(4, 16),
+    begin_within=120.0, max_num_seqs=32, speed=0.25,
 )  # fmt: skip
 """A step of an engine takes 48 ms, a token of a prompt in it 0.4 ms more."""
 ENGINE_TOKENS = 48_000
@@ -186,8 +187,10 @@ def _next_attempt(asked: Open) -> Open:
     return replace(asked, attempt=asked.attempt + 1)
 
 
-def measure(setting: Setting = SCALE, engine_tokens: int = ENGINE_TOKENS) -> list[Course]:
-    """One engine with all memory and speed, the engines, the engines with losses, by room alone."""
+def measure(
+    setting: Setting = SCALE, engine_tokens: int = ENGINE_TOKENS, *, by_room: bool = False
+) -> list[Course]:
+    """One engine with all memory and speed, the engines, the engines with losses; by room alone."""
     many, usual, blocks = setting.engines, StepTime(), engine_tokens // BLOCK
     step = StepTime(*(x / setting.speed for x in (usual.base, usual.prefill_token, usual.decode_row)))
     fast = replace(step, prefill_token=step.prefill_token / many, decode_row=step.decode_row / many)
@@ -197,12 +200,14 @@ def measure(setting: Setting = SCALE, engine_tokens: int = ENGINE_TOKENS) -> lis
         return ScaleSimulation(setting, small, step, digests, losses=losses).course(name)
 
     large = ScaleSimulation(one, _limits(setting, blocks * many, many), fast, True, losses=False)
-    return [
+    found = [
         large.course(f"one engine as large as {many}"),
         course(f"{many} engines", True, False),
         course(f"{many} engines, some lost", True, True),
-        course(f"{many} engines, by room alone", False, False),
     ]
+    if by_room:
+        found.append(course(f"{many} engines, by room alone", False, False))
+    return found
 
 
 def _limits(setting: Setting, blocks: int, times: int) -> Limits:
@@ -239,7 +244,7 @@ def picture(courses: list[Course]) -> str:
     kinds = ("reference", "first", "second", "other")
     lines = [
         Line(course.name, kind, course.hit_rates, course.shares, course.losses)
-        for course, kind in zip(courses, kinds, strict=True)
+        for course, kind in zip(courses, kinds, strict=False)
     ]
     return draw(lines)
 
@@ -254,18 +259,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--conversations", type=int, default=SCALE.conversations)
     parser.add_argument("--begin-within", type=float, default=SCALE.begin_within, help="seconds")
     parser.add_argument("--seed", type=int, default=SCALE.seed)
+    parser.add_argument("--by-room", action="store_true", help="and without digests")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="an SVG")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     arguments = vars(parser.parse_args(argv))
     as_json, path = arguments.pop("json"), arguments.pop("picture")
-    courses = measure(replace(SCALE, **arguments))
+    by_room = arguments.pop("by_room")
+    courses = measure(replace(SCALE, **arguments), by_room=by_room)
     if path is not None:
         path.write_text(picture(courses))
     if as_json:
         print(msgspec.json.encode(courses).decode())
         return 0
     print(table(courses))
-    one, many, lost, _ = courses
+    one, many, lost = courses[:3]
     print(
         f"hit rates of {many.result.hit_rate / one.result.hit_rate:.3f} and, with "
         f"{len(lost.losses)} engines lost and {lost.continued} requests continued, "

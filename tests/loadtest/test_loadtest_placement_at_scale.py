@@ -17,7 +17,7 @@ SMALL = replace(
 
 @pytest.fixture(scope="module")
 def courses() -> list[Course]:
-    return measure(SMALL, engine_tokens=16_000)
+    return measure(SMALL, engine_tokens=16_000, by_room=True)
 
 
 @pytest.mark.timeout(240)

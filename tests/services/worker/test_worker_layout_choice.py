@@ -130,12 +130,18 @@ def test_given_sizes_that_do_not_fit_are_refused_with_the_bytes_and_what_fits(
 
 
 def test_a_model_that_no_layout_holds_is_refused_with_the_bytes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    starts: list[tuple[Any, str]],
 ) -> None:
-    host(monkeypatch, "NVIDIA L4", "NVIDIA L4")
-    assert cli.main(["serve", model(tmp_path, LLAMA_70B), "--load-format", "dummy"]) == 2
+    host(monkeypatch, H100, H100)
+    folder = model(tmp_path, LLAMA_70B, num_hidden_layers=320)
+    assert cli.main(["serve", folder, "--load-format", "dummy"]) == 2
     said = capsys.readouterr().err
-    assert "no layout of this model fits on 2 × NVIDIA L4; TP 2 × PP 1 × DP 1: a GPU has 65" in said
+    assert f"no layout of this model fits on 2 × {H100}; TP 2 × PP 1 × DP 1: a GPU has 2" in said
+    assert "GiB of weights and needs" in said
+    assert starts == []
 
 
 def test_gpus_that_no_plan_knows_leave_it_at_one_and_say_so(

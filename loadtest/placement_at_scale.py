@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -191,23 +192,34 @@ def measure(
     setting: Setting = SCALE, engine_tokens: int = ENGINE_TOKENS, *, by_room: bool = False
 ) -> list[Course]:
     """One engine with all memory and speed, the engines, the engines with losses; by room alone."""
-    many, usual, blocks = setting.engines, StepTime(), engine_tokens // BLOCK
-    step = StepTime(*(x / setting.speed for x in (usual.base, usual.prefill_token, usual.decode_row)))
-    fast = replace(step, prefill_token=step.prefill_token / many, decode_row=step.decode_row / many)
+    return [play() for play in plays(setting, engine_tokens)[: 4 if by_room else 3]]
+
+
+def plays(
+    setting: Setting = SCALE, engine_tokens: int = ENGINE_TOKENS
+) -> list[Callable[[], Course]]:
+    """What plays each of the four courses."""
+    many, usual, speed = setting.engines, StepTime(), setting.speed
+    times = (usual.base, usual.prefill_token, usual.decode_row)
+    step, fast = (StepTime(*(x / each for x in times)) for each in (speed, many * speed))
+    blocks = engine_tokens // BLOCK
     one, small = replace(setting, engines=1), _limits(setting, blocks, 1)
 
-    def course(name: str, digests: bool, losses: bool) -> Course:
-        return ScaleSimulation(setting, small, step, digests, losses=losses).course(name)
+    def play(name: str, *, digests: bool = True, losses: bool = False) -> Callable[[], Course]:
+        simulation = partial(ScaleSimulation, setting, small, step, digests, losses=losses)
+        return lambda: simulation().course(name)
 
-    large = ScaleSimulation(one, _limits(setting, blocks * many, many), fast, True, losses=False)
-    found = [
-        large.course(f"one engine as large as {many}"),
-        course(f"{many} engines", True, False),
-        course(f"{many} engines, some lost", True, True),
+    def large() -> Course:
+        limits = _limits(setting, blocks * many, many)
+        found = ScaleSimulation(one, limits, fast, True, losses=False)
+        return found.course(f"one engine as large as {many}")
+
+    return [
+        large,
+        play(f"{many} engines"),
+        play(f"{many} engines, some lost", losses=True),
+        play(f"{many} engines, by room alone", digests=False),
     ]
-    if by_room:
-        found.append(course(f"{many} engines, by room alone", False, False))
-    return found
 
 
 def _limits(setting: Setting, blocks: int, times: int) -> Limits:
@@ -232,8 +244,8 @@ def table(courses: list[Course]) -> str:
         row = course.result
         computed = "–" if course.losses else f"{row.computed_imbalance:.2f}"
         lines.append(
-            f"| {row.name} | {row.requests:,} | {row.hit_rate:.3f} | {row.requests_imbalance:.2f} | "
-            f"{computed} | {1000 * row.mean_ttft:.0f} ms | {row.router_us:.0f} µs | "
+            f"| {row.name} | {row.requests:,} | {row.hit_rate:.3f} | "
+            f"{row.requests_imbalance:.2f} | {computed} | {1000 * row.mean_ttft:.0f} ms | {row.router_us:.0f} µs | "
             f"{row.beat_us:.0f} µs |"
         )
     return "\n".join(lines)

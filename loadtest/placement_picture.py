@@ -13,7 +13,8 @@ PANEL = 190
 TOP = 56
 _STYLE = """
 text { font: 13px sans-serif; fill: #444 } .title { font-weight: bold; fill: #222 }
-.axis { stroke: #999; fill: none } .grid { stroke: #ddd } .limit { stroke: #b00; stroke-dasharray: 4 4 }
+.axis { stroke: #999; fill: none } .grid { stroke: #ddd }
+.limit { stroke: #b00; stroke-dasharray: 4 4 }
 .reference { stroke: #888; fill: #888 } .first { stroke: #1663be; fill: #1663be }
 .second { stroke: #d9730d; fill: #d9730d } .other { stroke: #8a4fbf; fill: #8a4fbf }
 polyline { fill: none !important; stroke-width: 2 } circle { stroke: none !important }

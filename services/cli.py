@@ -297,9 +297,7 @@ def _run(
         if internal.headless:
             return serve.run_headless(configs[0])
         configure = partial(with_another_model, *resolved)
-        return serve.run(
-            configs, builtin=builtin, began=began, configure=configure, layout=layout
-        )
+        return serve.run(configs, builtin=builtin, began=began, configure=configure, layout=layout)
     (config,) = configs
     if sources["router"].origin == "derived" and not config.cluster.runtime_dir:
         from penstock.services.launcher.runtime_folder import make_default_folder

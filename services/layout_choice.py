@@ -18,9 +18,7 @@ GIVE_SIZES = "--tensor-parallel-size, --pipeline-parallel-size and --data-parall
 Settings = tuple[Config, Provenance]
 
 
-def with_layout(
-    resolved: Settings, completed: Settings, machine: Machine
-) -> tuple[Settings, str]:
+def with_layout(resolved: Settings, completed: Settings, machine: Machine) -> tuple[Settings, str]:
     """The settings with the sizes of the best layout of this host's GPUs where none was given, and
     a line that says which and why; empty where there was nothing to choose.
 

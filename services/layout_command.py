@@ -21,7 +21,6 @@ from penstock.services.command_table import COMMANDS
 from penstock.services.layout_choice import SIZES
 
 
-
 def add_flags(parser: FlagParser) -> None:
     """``--help`` shows ``--gpus`` alone, ``--help-all`` what goes with it."""
     parser.add_argument(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import datetime
@@ -126,9 +125,7 @@ def _whole(config: Config, sources: Provenance, machine: Machine) -> tuple[Confi
         )
     named = with_hub_model if config.model.model else with_builtin_model
     resolved = named(config, sources)
-    whole, _ = with_layout(
-        resolved, complete(*resolved, machine, may_lack_model=False), machine
-    )
+    whole, _ = with_layout(resolved, complete(*resolved, machine, may_lack_model=False), machine)
     return whole
 
 
@@ -198,7 +195,7 @@ def _workload(parsed: argparse.Namespace, longest: int) -> Workload:
     prompt = parsed.input_len or min(256, longest // 4)
     answer = parsed.output_len or min(64, longest // 8)
     most = int((1 + RANGE) * (prompt + answer)) + 2
-    if not 1 <= prompt or not 2 <= answer or most > longest:
+    if not prompt >= 1 or not answer >= 2 or most > longest:
         raise ConfigError(
             f"--input-len {prompt} and --output-len {answer}: a request may have up to {most} "
             f"tokens then, of the {longest} that the model takes, and an answer has 2 at least"
@@ -243,5 +240,3 @@ def _text(
     ]
     reasons = {name: f"{found.reasons[name]}." for name in found.settings if name in found.reasons}
     return written(settings, reasons, head)
-
-

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.loadtest.tune.objective import Objective, Workload, refuse
+from penstock.loadtest.tune.objective import Objective, Workload, refuse, shown_ms
 from penstock.loadtest.tune.step_points import Steps
 
 NEAR = 1.1
@@ -47,7 +47,7 @@ def estimate(steps: Steps, objective: Objective, workload: Workload, given: Give
     if objective.tpot is not None and alone > objective.tpot:
         raise refuse(
             objective,
-            f"TPOT {alone:.3g} ms, which a step of a single sequence takes ({steps.executor})",
+            f"TPOT {shown_ms(alone)}, which a step of a single sequence takes ({steps.executor})",
         )
     tokens, why_tokens, others = _tokens(steps, objective, workload, given)
     chunk = _chunk(steps, tokens)
@@ -83,15 +83,15 @@ def _tokens(
         best = min(chunks, key=lambda chunk: prompts[chunk])
         raise refuse(
             objective,
-            f"TTFT {prompts[best]:.3g} ms, which the steps of a prompt of {workload.prompt} tokens "
-            f"take that waits for nobody ({steps.executor})",
+            f"TTFT {shown_ms(prompts[best])}, which the steps of a prompt of {workload.prompt} "
+            f"tokens take that waits for nobody ({steps.executor})",
         )
     costs = {chunk: steps.token_ms(chunk) for chunk in within}
     least = min(costs.values())
     good = [chunk for chunk in within if costs[chunk] <= NEAR * least]
     tokens = standing if standing in good else good[0]
     told = ", ".join(f"{costs[chunk] * 1e3:.3g} µs at {chunk}" for chunk in within)
-    why = f"a token of a prompt takes {told}; a prompt's steps take {prompts[tokens]:.3g} ms"
+    why = f"a token of a prompt takes {told}; a prompt's steps take {shown_ms(prompts[tokens])}"
     if tokens == standing:
         why += "; no other number is better by a tenth, so it stays at its default"
     others = [one for one in (*reversed(good), *within) if one != tokens]
@@ -116,16 +116,19 @@ def _sequences(
     most = steps.decode[-1][0]
     if objective.tpot is None:
         seqs = min(most, given.max_num_seqs)
-        return seqs, f"as it stood, up to {most}, the most rows that were measured: no TPOT is asked"
+        return (
+            seqs,
+            f"as it stood, up to {most}, the most rows that were measured: no TPOT is asked",
+        )
     seqs = 1
     while seqs < most and _tpot(steps, workload, seqs + 1, chunk) <= objective.tpot:
         seqs += 1
-    told = ", ".join(f"{ms:.3g} ms at {rows}" for rows, ms in steps.decode)
+    told = ", ".join(f"{shown_ms(ms)} at {rows}" for rows, ms in steps.decode)
     why = f"a decode step takes {told}; with the prompts beside it a token takes about "
-    why += f"{_tpot(steps, workload, seqs, chunk):.3g} ms with {seqs} sequences"
+    why += f"{shown_ms(_tpot(steps, workload, seqs, chunk))} with {seqs} sequences"
     if seqs < most:
         beyond = _tpot(steps, workload, seqs + 1, chunk)
-        why += f" and {beyond:.3g} with {seqs + 1}, which is too long"
+        why += f" and {shown_ms(beyond)} with {seqs + 1}, which is too long"
     else:
         why += ", the most that were measured"
     return seqs, why

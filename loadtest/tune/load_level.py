@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.loadtest.tune.objective import RANGE, SHARE, Objective, Workload
+from penstock.loadtest.tune.objective import RANGE, SHARE, Objective, Workload, shown_ms
 
 ENDING_S = 5.0
 MANY = 30
@@ -54,7 +54,7 @@ class Level(msgspec.Struct, frozen=True):
 
     @property
     def p90(self) -> str:
-        return f"TTFT {self.ttft:.3g} ms and TPOT {self.tpot:.3g} ms"
+        return f"TTFT {shown_ms(self.ttft)} and TPOT {shown_ms(self.tpot)}"
 
     def __str__(self) -> str:
         asked = f"{self.rate:.3g} requests/s" if self.rate else "one at a time"

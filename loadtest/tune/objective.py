@@ -60,6 +60,11 @@ def read_objective(text: str) -> Objective:
     return Objective(**limits)
 
 
+def shown_ms(value: float) -> str:
+    """``1.76 ms``, ``17.1 ms``, ``1,760 ms``."""
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
 class Impossible(Exception):
     """The objective cannot be kept here. The message says the best that was found."""
 

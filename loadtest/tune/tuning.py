@@ -1,4 +1,4 @@
-"""The course of a tuning: steps, a search for the rate that is kept, other sizes, the last proof."""
+"""The course of a tuning: steps, a search for the rate that is kept, other sizes, the proof."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.loadtest.tune.estimate import Given, Sizes, estimate, without_steps
 from penstock.loadtest.tune.load_level import Level, LoadFailed
-from penstock.loadtest.tune.objective import RANGE, Objective, Workload, refuse
+from penstock.loadtest.tune.objective import RANGE, Objective, Workload, refuse, shown_ms
 from penstock.loadtest.tune.rate_search import NEAR, RateSearch
 from penstock.loadtest.tune.step_points import Steps
 from penstock.loadtest.tune.step_process import measure_steps
@@ -123,9 +123,9 @@ class Tuning:
 
     def _say_steps(self, steps: Steps) -> None:
         for rows, ms in steps.decode:
-            self._limit.found(f"steps: {rows} rows at {steps.context} positions: {ms:.3g} ms")
+            self._limit.found(f"steps: {rows} rows at {steps.context} positions: {shown_ms(ms)}")
         for chunk, rows, ms in steps.prefill:
-            text = f"steps: {rows} rows and {chunk} tokens of prompts: {ms:.3g} ms"
+            text = f"steps: {rows} rows and {chunk} tokens of prompts: {shown_ms(ms)}"
             self._limit.found(text)
         notes = [one.note for one in steps.points if one.note]
         if notes:
@@ -190,8 +190,8 @@ class Tuning:
         kept = 1 if low is None else max(1, low.most_open // task.engines)
         settings["max_num_seqs"] = max(kept, (kept + open_then) // 2)
         reasons["max_num_seqs"] += (
-            f"; but under load TPOT was {high.tpot:.3g} ms with up to {open_then} sequences, and "
-            f"short enough with up to {kept}"
+            f"; but under load TPOT was {shown_ms(high.tpot)} with up to {open_then} sequences, "
+            f"and short enough with up to {kept}"
         )
 
     def _other_tokens(
@@ -214,9 +214,7 @@ class Tuning:
             reasons["max_num_batched_tokens"] += f".\nOthers under load: {told}"
         return best
 
-    def _processes(
-        self, best: Level, settings: dict[str, Any], reasons: dict[str, str]
-    ) -> None:
+    def _processes(self, best: Level, settings: dict[str, Any], reasons: dict[str, str]) -> None:
         """As many frontends and tokenizers as the load needs."""
         for service in PROCESSES:
             name = f"{service}s"
@@ -244,7 +242,9 @@ class Tuning:
         self._limit.found(f"load, all together: {level}")
         proof = f"On a new server with all of these settings, {level}."
         if isinstance(level, str) or not self._keeps(level):
-            proof += " So it is not proven: see the rate as the limit."
+            proof += (
+                " So the rate is not proven: take it for a limit, or tune again on a quiet machine."
+            )
         self._told.append(proof)
         if self._may_load(servers=1):
             level = self._on_new_server({}, best.rate)

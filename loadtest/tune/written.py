@@ -46,4 +46,3 @@ def _comment(text: str) -> list[str]:
         for part in (text.splitlines() if text else [])
         for line in textwrap.wrap(part, _WIDTH, break_long_words=False, break_on_hyphens=False)
     ]
-

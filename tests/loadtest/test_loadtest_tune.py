@@ -163,9 +163,7 @@ def steps(decode: dict[int, float], prefill: dict[int, float] = {}) -> Steps:  #
 
 def test_as_many_sequences_run_as_keep_tpot_with_the_prompts_beside_them() -> None:
     # A row takes 1 ms more, a token of a prompt 0.01: each sequence 1 + 2 * 0.01.
-    found = estimate(
-        steps({1: 10, 65: 74}, {2048: 10 + 20.48}), Objective(tpot=30), WORK, STANDING
-    )
+    found = estimate(steps({1: 10, 65: 74}, {2048: 10 + 20.48}), Objective(tpot=30), WORK, STANDING)
     assert found.max_num_seqs == 20
     assert "29.4 ms with 20 sequences" in found.why_seqs
     assert "too long" in found.why_seqs

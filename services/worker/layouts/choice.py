@@ -1,4 +1,4 @@
-"""The layout that ``penstock serve`` takes where no size was given, and given ones that cannot be."""
+"""Which layout ``penstock serve`` takes where no size is given, and which given ones cannot be."""
 
 from __future__ import annotations
 

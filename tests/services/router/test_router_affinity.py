@@ -290,7 +290,9 @@ def best_of_all(world: World, prefix: bytes) -> tuple[float, float, float] | Non
     share = sum(m.recent for m in members) / len(members)
     prompt = covered(len(prefix) // 8)
     return max(
-        _worth(m, full[m.incarnation], min(full.values()), held.get(m.incarnation, 0), prompt, share)
+        _worth(
+            m, full[m.incarnation], min(full.values()), held.get(m.incarnation, 0), prompt, share
+        )
         for m in members
     )
 

@@ -27,9 +27,7 @@ def index_of(*incarnations: int) -> PrefixIndex:
 
 def depths(index: PrefixIndex, prefix: bytes, incarnations: tuple[int, ...]) -> dict[int, int]:
     """How many of a prompt's digests each of these engines holds; those with none left out."""
-    found = {
-        one: depth for depth, bits in index.deepest(prefix) for one in index.engines_of(bits)
-    }
+    found = {one: depth for depth, bits in index.deepest(prefix) for one in index.engines_of(bits)}
     return {one: depth for one, depth in found.items() if one in incarnations}
 
 

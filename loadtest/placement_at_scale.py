@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.loadtest.placement_picture import Line, draw
+from penstock.loadtest.placement_picture import Kind, Line, draw
 from penstock.loadtest.simulate_policies import StepTime
 from penstock.loadtest.simulated_conversations import (
     BLOCK,
@@ -172,7 +172,7 @@ class ScaleSimulation(Simulation):
 
     def _shares(self) -> list[float]:
         """Requests of each engine over its share, the greatest last."""
-        shares = Counter[int]()
+        shares: defaultdict[int, float] = defaultdict(float)
         for second, count in self._requests.items():
             living = [n for n, life in self._lives.items() if life.began <= second < life.ended]
             for number in living:
@@ -245,15 +245,15 @@ def table(courses: list[Course]) -> str:
         computed = "–" if course.losses else f"{row.computed_imbalance:.2f}"
         lines.append(
             f"| {row.name} | {row.requests:,} | {row.hit_rate:.3f} | "
-            f"{row.requests_imbalance:.2f} | {computed} | {1000 * row.mean_ttft:.0f} ms | {row.router_us:.0f} µs | "
-            f"{row.beat_us:.0f} µs |"
+            f"{row.requests_imbalance:.2f} | {computed} | {1000 * row.mean_ttft:.0f} ms | "
+            f"{row.router_us:.0f} µs | {row.beat_us:.0f} µs |"
         )
     return "\n".join(lines)
 
 
 def picture(courses: list[Course]) -> str:
     """An SVG document."""
-    kinds = ("reference", "first", "second", "other")
+    kinds: tuple[Kind, ...] = ("reference", "first", "second", "other")
     lines = [
         Line(course.name, kind, course.hit_rates, course.shares, course.losses)
         for course, kind in zip(courses, kinds, strict=False)

@@ -13,6 +13,9 @@ from penstock.services.worker.layouts.report import LayoutRequest, workload_of
 
 _SHOWN = "`penstock plan MODEL --gpus auto` shows them"
 
+_NAMED = 3
+"""Sizes that are named for those that do not fit: of an engine of so few GPUs as hold the model."""
+
 
 class Choice(msgspec.Struct, frozen=True):
     layout: Layout
@@ -58,15 +61,13 @@ def refuse_impossible(config: Config, gpus: GivenGpus) -> None:
     engine = evaluator.engine(layout)
     if not isinstance(engine, Refused):
         return
-    fitting = [
-        one.layout
-        for count in range(1, gpus.count + 1)
-        for one in evaluator.evaluate(count, "throughput")[0]
-        if one.layout.data == 1
-    ]
+    fitting: list[Layout] = []
+    for count in range(1, gpus.count + 1):
+        outcomes, _ = evaluator.evaluate(count, "throughput")
+        fitting += [one.layout for one in outcomes if one.layout.data == 1][:1]
     remedy = f"no sizes do on {gpus}"
     if fitting:
-        flags = (" ".join(one.flags) or "one GPU an engine" for one in fitting)
+        flags = (" ".join(one.flags) or "one GPU an engine" for one in fitting[:_NAMED])
         remedy = f"what fits on {gpus}: {', or '.join(flags)}"
     given = " ".join(layout.flags) or "one GPU an engine"
     raise ConfigError(f"{given}: {engine.reason}; {remedy}")

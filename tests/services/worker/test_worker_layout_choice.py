@@ -124,8 +124,10 @@ def test_given_sizes_that_do_not_fit_are_refused_with_the_bytes_and_what_fits(
     assert cli.main(["serve", model(tmp_path, LLAMA_70B), *flags]) == 2
     said = capsys.readouterr().err
     assert "--data-parallel-size 8: a GPU has 131.4 GiB of weights and needs" in said
-    assert "of 71.1 GiB that may be used" in said or "that may be used (--gpu-memory" in said
-    assert "--tensor-parallel-size 4" in said.partition("what fits on 8 ×")[2]
+    assert "GiB that may be used (--gpu-memory-utilization 0.9)" in said
+    fits = said.partition("what fits on 8 ×")[2]
+    assert "--tensor-parallel-size 4" in fits
+    assert fits.count(", or ") == 2, "the smallest three"
     assert starts == []
 
 

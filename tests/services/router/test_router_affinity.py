@@ -7,6 +7,7 @@ from array import array
 
 import msgspec
 import pytest
+from counted import instructions
 
 from penstock.protocol.prefix_digest import chain_root, covered, extended, split
 from penstock.protocol.wire import codec
@@ -328,3 +329,13 @@ def test_who_joins_is_considered_from_its_first_beat_and_who_leaves_no_longer() 
     assert world.place() == 2, "it is empty"
     world.roster.goodbye(2)
     assert world.place() == 1
+
+
+def test_a_request_hardly_costs_more_where_there_are_many_engines() -> None:
+    costs = []
+    for engines in (8, 64):
+        world, prompt = World(engines), prefix_of(1500, shared=300)
+        for number in world.versions:
+            world.holds(number, prompt if number == 3 else prompt[: 8 * 4])
+        costs.append(instructions(lambda world=world, prompt=prompt: world.place(prompt)))
+    assert 500 < costs[0] < costs[1] < 3.5 * costs[0], costs

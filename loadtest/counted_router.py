@@ -68,14 +68,18 @@ class CountedRouter:
         self.roster = Roster(1, self._send, self._send_last, lambda _: None, lambda *_: None)
         self.dispatcher = Dispatcher(self.roster, self._send, -2 * YOUNG_SECONDS)
 
-    def hello(self, number: int) -> None:
+    def hello(self, number: int, now: float = 0.0) -> None:
         """An engine joins."""
         identity = msgspec.msgpack.encode(Identity(number, "simulated"))
         hello = Hello(
             *("scheduler", address_of(number), number),
             *(codec.PROTOCOL_VERSION, codec.SCHEMA_HASH, identity),
         )
-        self.roster.hello(hello, 0.0)
+        self.roster.hello(hello, now)
+
+    def lost(self, number: int) -> None:
+        """An engine is declared lost."""
+        self.roster.bury(self.roster.members[number], "its process ended")
 
     def request(self, message: Enqueue, now: float) -> None:
         """From the frame that comes in to the frame that goes out."""

@@ -65,12 +65,14 @@ class StepTimer:
         temperature: float,
         common: int = 0,
         prefill: int = 0,
+        *,
+        warm_up: int = _WARM_UP,
     ) -> None:
         """common: positions of the context that lie in the same blocks for all; prefill: tokens of
-        prompts in each step. Raises ``ConfigError`` if ``steps`` steps of it do not fit into the
-        executor."""
+        prompts in each step; warm_up: steps ahead of those. Raises ``ConfigError`` if ``steps``
+        steps of it do not fit into the executor."""
         capacity = executor.capacity
-        positions = context + steps + _WARM_UP
+        positions = context + steps + warm_up
         groups = max(1, len(capacity.groups))  # each has blocks of its own
 
         def blocks_of(tokens: int) -> int:
@@ -115,7 +117,7 @@ class StepTimer:
             self._chunks.append(Chunk(slot, 0, size, True, blocks))
             block += len(blocks)
         executor.launch(StepPlan(1, 1, True, [], added, [], chunks))
-        self.run(_WARM_UP)
+        self.run(warm_up)
 
     def _next(self) -> StepPlan:
         self._step += 1

@@ -25,7 +25,7 @@ import penstock
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.complete import complete, with_another_model
 from penstock.protocol.config.host_checks import refuse_hosts_of_library
-from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sources import Provenance, Source
@@ -49,6 +49,7 @@ NOT_EVERYWHERE = {
     "transformers",
 }  # fmt: skip
 """Packages of single roles: the dependency groups of pyproject.toml."""
+Resolved = tuple[Config, Provenance]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,11 +108,16 @@ def _main(arguments: Sequence[str], began: float) -> int:
     if config.launch.join and not parsed.show_config:
         return _join(name, config, sources, internal)
     builtin = command.takes_model and not (config.model.model or config.model.models)
-    found = of_each(config, sources, devices=read_machine(environment=os.environ).gpus)
+    machine = read_machine(environment=os.environ)
+    found = of_each(config, sources, devices=machine.gpus)
     if builtin or several:
         with naming_what_is_missing(name):
             found = [with_named_model(*one, only_look=parsed.show_config) for one in found]
-    found = [complete(*one, may_lack_model=parsed.show_config) for one in found]
+    whole = [complete(*one, may_lack_model=parsed.show_config) for one in found]
+    layout = ""
+    if several and not internal.headless:
+        whole, layout = _laid_out(found, whole, machine)
+    found = whole
     configs = [one for one, _ in found]
     check_names(configs)
     if len(found) > 1:
@@ -128,7 +134,20 @@ def _main(arguments: Sequence[str], began: float) -> int:
 
         end_with_parent(internal.parent_pid)
     with naming_what_is_missing(name):
-        return _run(name, configs, sources, internal, began, builtin, resolved)
+        return _run(name, configs, sources, internal, began, builtin, resolved, layout)
+
+
+def _laid_out(
+    resolved: Sequence[Resolved], whole: list[Resolved], machine: Machine
+) -> tuple[list[Resolved], str]:
+    """The sizes of a server's only model, chosen by the plan where none was given, and a line about
+    that. resolved: as given; whole: completed."""
+    if len(whole) > 1:
+        return whole, ""  # each is on devices of its own, or shares them
+    from penstock.services.layout_choice import with_layout
+
+    one, line = with_layout(resolved[0], whole[0], machine)
+    return [one], line
 
 
 def _join(name: str, config: Config, sources: Provenance, internal: Internal) -> int:
@@ -261,10 +280,12 @@ def _run(
     internal: Internal,
     began: float,
     builtin: bool,
-    resolved: tuple[Config, Provenance],
+    resolved: Resolved,
+    layout: str,
 ) -> int:
     """Become the process ``name``. configs: one for each model. builtin: it is the built-in one.
-    resolved: what was given, which is made whole for each model."""
+    resolved: what was given, which is made whole for each model. layout: which one was chosen and
+    why."""
     with contextlib.suppress(ImportError):
         from setproctitle import setproctitle
 
@@ -276,7 +297,7 @@ def _run(
         if internal.headless:
             return serve.run_headless(configs[0])
         configure = partial(with_another_model, *resolved)
-        return serve.run(configs, builtin=builtin, began=began, configure=configure)
+        return serve.run(configs, builtin=builtin, began=began, configure=configure, layout=layout)
     (config,) = configs
     if sources["router"].origin == "derived" and not config.cluster.runtime_dir:
         from penstock.services.launcher.runtime_folder import make_default_folder

@@ -86,6 +86,7 @@ TOOLS = {
     "list": Tool("models on this disk, and which can be served", "services.commands.list"),
     "rm": Tool("remove a model from this disk", "services.commands.rm"),
     "plan": Tool("how a model fits on a device or on several, and how fast"),
+    "tune": Tool("measure this machine, and write the settings that suit it", "loadtest.tune"),
     "warm": Tool("compile a model's kernels ahead of its first start"),
     "bench": Tool("measure a server or the library", "loadtest.bench"),
     "eval": Tool("ask a server held-out questions: the accuracy of each skill", "loadtest.eval"),
@@ -95,7 +96,7 @@ MODEL_COMMANDS = ("plan", "warm")
 """They take the flags of ``serve``."""
 
 HEADINGS = {
-    "Run a server": ("serve", "plan", "warm"),
+    "Run a server": ("serve", "plan", "tune", "warm"),
     "Use one": ("chat", "complete", "embed", "models"),
     "Look after one": ("status", "stop", "keys", "trace"),
     "Models on this disk": ("pull", "list", "rm"),

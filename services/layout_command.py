@@ -18,8 +18,7 @@ from penstock.protocol.config.shown import show
 from penstock.protocol.config.spelled_numbers import spelled_number
 from penstock.services.cli import with_named_model
 from penstock.services.command_table import COMMANDS
-
-_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+from penstock.services.layout_choice import SIZES
 
 
 def add_flags(parser: FlagParser) -> None:
@@ -108,7 +107,7 @@ def _given_sizes(config: Config, sources: Provenance) -> dict[str, int]:
     declared = fields()
     return {
         name: getattr(getattr(config, declared[name].group), name)
-        for name in _SIZES
+        for name in SIZES
         if sources[name].origin != "default"
     }
 
@@ -118,7 +117,7 @@ def _given(config: Config, sources: Provenance) -> Iterator[str]:
     if config.model.model:
         yield config.model.model
     for name, field in fields(COMMANDS["serve"].groups).items():
-        if sources[name].origin != "flag" or name in (MODEL, *_SIZES):
+        if sources[name].origin != "flag" or name in (MODEL, *SIZES):
             continue
         value = getattr(getattr(config, field.group), name)
         if field.is_bool:

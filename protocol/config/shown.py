@@ -32,9 +32,14 @@ def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
 def _line(name: str, value: Any, origin: str) -> str:
     if value is None:
         return f"# {name}: {'not set' if origin == 'default' else origin}"
-    if value and (_has_password(value) or (name in SECRET and not _in_files(value))):
+    if is_hidden(name, value):
         return f"# {name} = {HIDDEN}  # {origin}"
-    return f"{name} = {_toml(value)}  # {origin}"
+    return f"{name} = {toml(value)}  # {origin}"
+
+
+def is_hidden(name: str, value: Any) -> bool:
+    """Whether a setting's value is shown to nobody."""
+    return bool(value) and (_has_password(value) or (name in SECRET and not _in_files(value)))
 
 
 def _in_files(value: str | list[str]) -> bool:
@@ -55,9 +60,10 @@ def _origin(source: Source) -> str:
     return " ".join(text.split())  # a path may hold anything, a comment ends with its line
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
+    """A setting's value, as a TOML file holds it."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, str):
         # A JSON string is a TOML string too, but for DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -55,14 +55,15 @@ def run(
     builtin: bool = False,
     began: float | None = None,
     configure: Configure | None = None,
+    layout: str = "",
 ) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code.
 
     One of ``configs`` for each model, which names its folder; they differ in nothing that concerns
     the whole server. ``builtin``: the model is the built-in one. ``began`` is the monotonic time at
     which the command was started. ``configure`` makes the configuration of a model that is loaded
-    later; without it none can be. Raises ``BadModelFolder``, ``AddressError``, ``SecurityError``
-    and ``ConfigError`` before any process is started.
+    later; without it none can be. ``layout`` is said at the start. Raises ``BadModelFolder``,
+    ``AddressError``, ``SecurityError`` and ``ConfigError`` before any process is started.
     """
     began = time.monotonic() if began is None else began
     configs = [_of_folder(one) for one in configs]
@@ -96,7 +97,7 @@ def run(
         shown = style if style.cursor and logs.for_people(_form(config)) else None
         lines = StartupLines(log, shown)
         started = children.all if first is None else children.without_engines
-        _say_start(lines, len(started), configs, waits=first is not None, builtin=builtin)
+        _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
             started,
             members,
@@ -123,9 +124,14 @@ def run(
 
 
 def _say_start(
-    lines: StartupLines, processes: int, configs: Sequence[Config], *, waits: bool, builtin: bool
+    lines: StartupLines,
+    processes: int,
+    configs: Sequence[Config],
+    waits: bool,
+    builtin: bool,
+    layout: str,
 ) -> None:
-    """waits: the workers do, for other hosts."""
+    """waits: the workers do, for other hosts. layout: which one was chosen and why."""
     lines.say(
         f"penstock {penstock.__version__} starts {processes} processes for "
         f"{' and '.join(one.model.model for one in configs)}"
@@ -133,6 +139,8 @@ def _say_start(
     )
     if builtin:
         lines.say("this built-in model is small: `penstock eval` says what it can do")
+    if layout:
+        lines.say(layout)
 
 
 def _model_set(

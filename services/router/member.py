@@ -41,8 +41,8 @@ class Member:
     __slots__ = (
         "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
         "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
-        "metrics", "note", "phase", "recent", "repaired_at", "routed", "said", "service", "told",
-        "unloading", "was_ready",
+        "metrics", "note", "phase", "recent", "repaired_at", "routed", "said", "service", "slots",
+        "told", "unloading", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
@@ -61,6 +61,8 @@ class Member:
         self.note = ""
         self.capacity = Capacity()
         self.demands: list[Demand] = []
+        self.slots = 1
+        """Choices that it runs at the same time."""
         self.unloading: list[str] = []
         """Models that this launcher ends."""
         self.load = 0
@@ -106,6 +108,11 @@ class Member:
         one that has stopped beating no more is expected to end."""
         since = min(now - self.beaten_at, RECKONED_SECONDS)
         return max(0.0, self.load + self.routed - self.ending * since)
+
+    def says(self, capacity: Capacity, demands: list[Demand]) -> None:
+        """Its sizes."""
+        self.capacity, self.demands = capacity, demands
+        self.slots = sum(demand.slots for demand in demands) or capacity.max_num_seqs or 1
 
     def beaten(self, load: int, now: float) -> None:
         """It says how many choices are open there."""

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 import msgspec
 
 from penstock.protocol.prefix_digest import DIGEST_BYTES, covered
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.services.router.member import Member
+from penstock.services.router.ready_members import ReadyMembers, rooms
 from penstock.services.router.roster import Roster
 
 ROUTE_SECONDS = 60.0
@@ -98,37 +99,61 @@ class Placement:
             member = self._roster.members.get(route.incarnation)
             if member is not None and member.phase == Phase.READY:
                 return member
-        ready = _that_hold(tokens, self._roster.ready(key[1], model, task))
-        refused = _refused(route, attempt)
-        others = [member for member in ready if member.incarnation not in refused]
-        return self._best(others or ready, prefix, choices, now)
+        ready = self._roster.ready_members(key[1], model, task).that_hold(tokens)
+        if refused := _refused(route, attempt):
+            ready = ready.without(refused)
+        return self._best(ready, prefix, choices, now)
 
-    def _best(
-        self, members: list[Member], prefix: bytes, choices: int, now: float
-    ) -> Member | None:
+    def _best(self, ready: ReadyMembers, prefix: bytes, choices: int, now: float) -> Member | None:
         """Where the least is left to compute, for the load that is there."""
+        members = ready.members
         if not members:
             return None
-        rooms = [_room(member, choices, now) for member in members]
-        least = min(rooms)
-        found = members[rooms.index(least)]
+        full = rooms(members, choices, now)
+        least = min(full)
         if not prefix or len(members) == 1:
-            return found
-        numbers = [member.incarnation for member in members]
-        depths = self._roster.prefixes.depths(prefix, numbers)
-        if not depths:
+            return _emptiest(members, full, least)
+        at, held = self._most_worth(ready, full, least, prefix)
+        if at is None:
             self.placed_by["room"] += 1
-            return found
-        held = [covered(depths.get(number, 0)) for number in numbers]
-        prompt = covered(len(prefix) // DIGEST_BYTES)
-        share = sum(member.recent for member in members) / len(members)
-        worths = [
-            _worth(member, room, least, tokens, prompt, share)
-            for member, room, tokens in zip(members, rooms, held, strict=True)
-        ]
-        at = worths.index(max(worths))
-        self.placed_by["prefix" if held[at] else "load"] += 1
+            return _emptiest(members, full, least)
+        self.placed_by["prefix" if held else "load"] += 1
         return members[at]
+
+    def _most_worth(
+        self, ready: ReadyMembers, full: Sequence[float], least: float, prefix: bytes
+    ) -> tuple[int | None, int]:
+        """The place of the member that is worth the most, and the tokens that it holds; ``None``:
+        nobody holds any.
+
+        Those that hold the most are looked at first. No load makes a member worth more than it
+        holds, so most are not looked at.
+        """
+        members, places, prefixes = ready.members, ready.places, self._roster.prefixes
+        prompt = covered(len(prefix) // DIGEST_BYTES)
+        share = sum([member.recent for member in members]) / len(members)
+        best: tuple[float, float, float] | None = None
+        found, found_held, seen = None, 0, set[int]()
+        for depth, bits in prefixes.deepest(prefix):
+            held = covered(depth)
+            if best is not None and held < best[0]:
+                return found, found_held
+            for incarnation in prefixes.engines_of(bits):
+                at = places.get(incarnation)
+                if at is None:
+                    continue
+                worth = _worth(members[at], full[at], least, held, prompt, share)
+                if best is None or worth > best:
+                    best, found, found_held = worth, at, held
+                seen.add(at)
+        if best is None or best[0] > 0.0:
+            return found, found_held
+        for at, member in enumerate(members):  # who holds nothing may be worth as much
+            if at not in seen:
+                worth = _worth(member, full[at], least, 0, prompt, share)
+                if worth > best:
+                    best, found, found_held = worth, at, 0
+        return found, found_held
 
     def placed(
         self,
@@ -213,15 +238,6 @@ class Placement:
         return len(self._routes)
 
 
-def _that_hold(tokens: int, members: list[Member]) -> list[Member]:
-    """The members that can hold a sequence of so many positions, else those that hold the most."""
-    if not tokens or len(members) == 1:
-        return members
-    longest = [member.capacity.max_model_len or math.inf for member in members]
-    least = min(tokens, max(longest, default=0))
-    return [member for member, most in zip(members, longest, strict=True) if most >= least]
-
-
 def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
     """The engines that this attempt should avoid."""
     if route is None or attempt <= route.attempt:
@@ -229,38 +245,31 @@ def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
     return (*route.refused, route.incarnation)
 
 
-def _slots(member: Member) -> int:
-    return sum(demand.slots for demand in member.demands) or member.capacity.max_num_seqs or 1
-
-
-def _room(member: Member, choices: int, now: float) -> tuple[float, float]:
-    """How full a member would be with so many choices more; the least is best.
-
-    What would run there over what can run at the same time, then the requests it got lately.
-    """
-    return (member.open_at(now) + choices) / _slots(member), member.recent
+def _emptiest(members: Sequence[Member], full: Sequence[float], least: float) -> Member:
+    """One that is as empty as ``least``; of several the one that got the fewest requests lately."""
+    if full.count(least) == 1:
+        return members[full.index(least)]
+    return min(
+        (member for member, room in zip(members, full, strict=True) if room == least),
+        key=lambda member: member.recent,
+    )
 
 
 def _worth(
-    member: Member,
-    room: tuple[float, float],
-    least: tuple[float, float],
-    held: int,
-    prompt: int,
-    share: float,
+    member: Member, full: float, least: float, held: int, prompt: int, share: float
 ) -> tuple[float, float, float]:
     """Tokens that a prompt finds there, less what the load there costs; the most is best.
 
     Args:
-        room: the member's; ``least`` is that of the one with the most.
+        full: how full the member is; ``least`` is that of the emptiest one.
         held: tokens of the prompt that are cached there.
         prompt: its tokens, as far as it has digests.
         share: of the latest requests, for each member.
     """
-    excess = room[0] - least[0]
-    cost = TOKENS_A_SEQUENCE * excess * _slots(member)
+    excess = full - least
+    cost = TOKENS_A_SEQUENCE * excess * member.slots
     if excess > MAX_EXCESS:
         held = 0
     elif (surplus := member.recent - share - FEW_REQUESTS) > 0:
         cost += 4 * prompt * prompt / (held or prompt) * surplus / share
-    return held - cost, -room[0], -room[1]
+    return held - cost, -full, -member.recent

@@ -8,7 +8,7 @@ in use last. What it has wrong costs an engine the computation of a prefix, and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penstock.protocol.prefix_digest import DIGEST_BYTES, MAX_DIGESTS, split
 from penstock.protocol.wire.messages.membership import PrefixReport
@@ -40,6 +40,8 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._engines: dict[int, _Engine] = {}
+        self._by_bit: dict[int, int] = {}
+        """Incarnations by the bits of their engines."""
         self._holders: dict[bytes, int] = {}
         """The bits of all engines that hold a digest."""
 
@@ -53,6 +55,7 @@ class PrefixIndex:
         engine = self._engines.get(incarnation)
         if engine is None:
             engine = self._engines[incarnation] = _Engine(self._free_bit())
+            self._by_bit[engine.bit] = incarnation
         if report.version <= engine.version or report.since > engine.version:
             return
         held = dict.fromkeys(split(report.held)[-MAX_TOLD:])
@@ -85,22 +88,22 @@ class PrefixIndex:
         while len(sent) > MAX_SENT:
             self._unsend(engine)
 
-    def depths(self, prefix: bytes, incarnations: Iterable[int]) -> dict[int, int]:
-        """How many of a prompt's digests each of these engines holds; those with none left out."""
-        engines, holders = self._engines, self._holders
-        bits = {engines[i].bit: i for i in incarnations if i in engines}
-        left = sum(bits)
-        found: dict[int, int] = {}
+    def deepest(self, prefix: bytes) -> Iterator[tuple[int, int]]:
+        """How many of a prompt's digests engines hold, the most first, with the bits of those that
+        hold so many and no more: see ``engines_of``."""
+        holders, seen = self._holders, 0
         for depth in range(min(len(prefix) // DIGEST_BYTES, MAX_DIGESTS), 0, -1):
-            here = holders.get(prefix[DIGEST_BYTES * (depth - 1) : DIGEST_BYTES * depth], 0) & left
-            while here:
-                bit = here & -here
-                here ^= bit
-                left ^= bit
-                found[bits[bit]] = depth
-            if not left:
-                break
-        return found
+            held = holders.get(prefix[DIGEST_BYTES * (depth - 1) : DIGEST_BYTES * depth], 0)
+            if here := held & ~seen:
+                seen |= here
+                yield depth, here
+
+    def engines_of(self, bits: int) -> Iterator[int]:
+        """The incarnations of the engines with these bits."""
+        while bits:
+            bit = bits & -bits
+            bits ^= bit
+            yield self._by_bit[bit]
 
     def expire(self, now: float) -> None:
         """Forget what was sent more than ``SENT_SECONDS`` ago."""
@@ -112,11 +115,12 @@ class PrefixIndex:
         """An engine is gone."""
         engine = self._engines.pop(incarnation, None)
         if engine is not None:
+            del self._by_bit[engine.bit]
             for digest in engine.told.keys() | engine.sent.keys():
                 self._clear(digest, engine.bit)
 
     def _free_bit(self) -> int:
-        taken = sum(engine.bit for engine in self._engines.values())
+        taken = sum(self._by_bit)
         return ~taken & (taken + 1)
 
     def _unsend(self, engine: _Engine) -> None:

@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.membership import (
 )
 from penstock.services.router.member import REPAIR_SECONDS, Member
 from penstock.services.router.prefix_index import PrefixIndex
+from penstock.services.router.ready_members import ReadyMembers
 from penstock.services.router.served_models import ServedModels, total
 
 _MODEL_SERVICES = ("tokenizer", "scheduler")
@@ -36,6 +37,8 @@ PAUSE_SECONDS = 1.0
 NOTE_SECONDS = 1.0
 """What a process is doing in its phase is told to the others so often at most."""
 MAX_LOST = 256
+MAX_READY = 256
+"""Services, models and tasks for which the ready members are remembered."""
 _decode_identity = msgspec.msgpack.Decoder(Identity).decode
 
 
@@ -66,6 +69,7 @@ class Roster:
         self._log = log
         self._dead: dict[str, MetricsReport] = {}
         self.models = ServedModels()
+        self._ready: dict[tuple[str, str, str], ReadyMembers] = {}
         self._changed: set[int] = set()
         """Incarnations that the others must hear of at once, …"""
         self._noted: set[int] = set()
@@ -86,7 +90,19 @@ class Roster:
         ]
 
     def ready(self, service: str, model: str = "", task: str = "") -> list[Member]:
-        return [member for member in self.of(service, model, task) if member.phase == Phase.READY]
+        return self.ready_members(service, model, task).members
+
+    def ready_members(self, service: str, model: str = "", task: str = "") -> ReadyMembers:
+        """Found anew where a member has joined, changed or gone since the last time."""
+        asked = (service, model, task)
+        found = self._ready.get(asked)
+        if found is None:
+            if len(self._ready) >= MAX_READY:
+                self._ready.clear()
+            found = self._ready[asked] = ReadyMembers(
+                [member for member in self.of(*asked) if member.phase == Phase.READY]
+            )
+        return found
 
     def hello(self, hello: Hello, now: float) -> None:
         if hello.protocol_version != codec.PROTOCOL_VERSION or (
@@ -121,6 +137,7 @@ class Roster:
             self._refuse(hello, reason, remedy)
             return
         self.members[hello.incarnation] = Member(hello, identity, now)
+        self._ready.clear()
         self._log("debug", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
         self._changed.add(hello.incarnation)
         if hello.service == "scheduler":
@@ -134,6 +151,7 @@ class Roster:
             if identity != member.identity:
                 member.identity = identity
                 self._changed.add(incarnation)
+                self._ready.clear()
 
     def _with_other_files(self, identity: Identity) -> Member | None:
         """A member of the same model whose tokens would mean something else."""
@@ -160,7 +178,6 @@ class Roster:
         member.heard_at = now
         member.connected = True
         member.beaten(beat.load, now)
-        member.demands = beat.demands
         member.unloading = beat.unloading
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
@@ -168,9 +185,11 @@ class Roster:
         member.was_ready |= beat.phase in (Phase.READY, Phase.DRAINING)
         if (member.phase, member.capacity) != (beat.phase, beat.capacity):
             self._changed.add(member.incarnation)
+            self._ready.clear()
         elif member.note != beat.note:
             self._noted.add(member.incarnation)
-        member.phase, member.note, member.capacity = beat.phase, beat.note, beat.capacity
+        member.phase, member.note = beat.phase, beat.note
+        member.says(beat.capacity, beat.demands)
         if beat.prefixes is not None:
             self.prefixes.take(beat.incarnation, beat.prefixes)
         self._look_served(member, beat.served)
@@ -252,6 +271,7 @@ class Roster:
 
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]
+        self._ready.clear()
         total = self._dead.get(member.service, MetricsReport([]))
         self._dead[member.service] = merge([total, member.report()])
         self._forget(member.address)

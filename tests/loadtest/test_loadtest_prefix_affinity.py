@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from counted import instructions
 
-from penstock.loadtest import prefix_affinity
+from penstock.loadtest import simulated_conversations
 from penstock.loadtest.counted_router import CountedRouter, strangers
-from penstock.loadtest.prefix_affinity import Result, Setting, measure, table
+from penstock.loadtest.prefix_affinity import measure, table
+from penstock.loadtest.simulated_conversations import Result, Setting
 from penstock.protocol.wire.messages.requests import Enqueue
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 
@@ -69,7 +70,7 @@ def test_fast_engines_together_hit_as_often_as_one_with_all_their_memory(
 ) -> None:
     """Requests come and go between two beats."""
     InstructionRouter.routers = []
-    monkeypatch.setattr(prefix_affinity, "CountedRouter", InstructionRouter)
+    monkeypatch.setattr(simulated_conversations, "CountedRouter", InstructionRouter)
     expect_affinity(*measure(small(20.0, 160, (4, 12))))
     _, together, by_room = InstructionRouter.routers
     assert len(together.counts) == len(by_room.counts) > 100

@@ -30,7 +30,7 @@ class GivenGpus(msgspec.Struct, frozen=True):
 def given_gpus(text: str) -> GivenGpus:
     """From ``8xh100``, or from what this machine has: ``auto``. Raises ``ConfigError``."""
     if text == AUTO:
-        return _of_machine(read_devices())
+        return gpus_of(read_devices(), f"--gpus {AUTO}")
     found = _GIVEN.fullmatch(text)
     if found is None:
         raise ConfigError(
@@ -43,21 +43,23 @@ def given_gpus(text: str) -> GivenGpus:
     return GivenGpus(count, gpu, device_of(gpu))
 
 
-def _of_machine(devices: list[CudaDevice]) -> GivenGpus:
+def gpus_of(devices: list[CudaDevice], asking: str) -> GivenGpus:
+    """All of these, as the driver tells of them. asking: who wants to know, for the message of the
+    ``ConfigError`` that is raised where they are none, of several kinds or of an unknown one."""
     names = list(dict.fromkeys(device.name for device in devices))
     if not names:
         raise ConfigError(
-            f"--gpus {AUTO}: no CUDA device is here; name what to plan for, as in --gpus 8xh100"
+            f"{asking}: no CUDA device is here; name what to plan for, as in --gpus 8xh100"
         )
     if len(names) > 1:
         raise ConfigError(
-            f"--gpus {AUTO}: GPUs of {len(names)} kinds are here ({', '.join(names)}), and a plan "
+            f"{asking}: GPUs of {len(names)} kinds are here ({', '.join(names)}), and a plan "
             "is for one; show it those of one kind with CUDA_VISIBLE_DEVICES"
         )
     gpu = gpu_of_driver(names[0])
     if gpu is None:
         raise ConfigError(
-            f"--gpus {AUTO}: what a {names[0]} does in a second is not known; name one that is "
+            f"{asking}: what a {names[0]} does in a second is not known; name one that is "
             f"like it, as in --gpus {len(devices)}xh100: kinds are {', '.join(GPUS)}"
         )
     least = min(devices, key=lambda device: device.total_bytes)

@@ -7,6 +7,7 @@ from array import array
 
 import msgspec
 import pytest
+from counted import instructions
 
 from penstock.protocol.prefix_digest import chain_root, covered, extended, split
 from penstock.protocol.wire import codec
@@ -24,7 +25,12 @@ from penstock.protocol.wire.messages.membership import (
 )
 from penstock.protocol.wire.messages.requests import Enqueue, RequestHead, first_attempt
 from penstock.services.router.dispatch import YOUNG_SECONDS, Dispatcher
-from penstock.services.router.placement import FADE_SECONDS, MAX_EXCESS, TOKENS_A_SEQUENCE
+from penstock.services.router.placement import (
+    FADE_SECONDS,
+    MAX_EXCESS,
+    TOKENS_A_SEQUENCE,
+    _worth,
+)
 from penstock.services.router.prefix_index import SENT_SECONDS
 from penstock.services.router.roster import Roster
 
@@ -267,3 +273,70 @@ def test_of_an_engine_that_has_stopped_beating_no_more_requests_are_reckoned_to_
         world.place()
     assert engine.open_at(world.now + 0.5) == pytest.approx(150, abs=5)
     assert engine.open_at(world.now + 3.0) == pytest.approx(140, abs=5)
+
+
+def best_of_all(world: World, prefix: bytes) -> tuple[float, float, float] | None:
+    """What the member is worth that is worth the most, found by looking at each; ``None``: nobody
+    holds any of it."""
+    roster, now = world.roster, world.now
+    held = {
+        one: covered(depth)
+        for depth, bits in roster.prefixes.deepest(prefix)
+        for one in roster.prefixes.engines_of(bits)
+    }
+    if not held:
+        return None
+    members = roster.ready("scheduler", "model")
+    full = {m.incarnation: (m.open_at(now) + 1) / SLOTS for m in members}
+    share = sum(m.recent for m in members) / len(members)
+    prompt = covered(len(prefix) // 8)
+    return max(
+        _worth(
+            m, full[m.incarnation], min(full.values()), held.get(m.incarnation, 0), prompt, share
+        )
+        for m in members
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nobody_that_is_not_looked_at_is_worth_more(seed: int) -> None:
+    """The router looks at those that hold the most first, and not at all of them."""
+    world, rng = World(engines=9), random.Random(seed)
+    prompts = [prefix_of(1500, seed=n % 40, shared=rng.choice((0, 300, 300))) for n in range(40)]
+    for turn in range(400):
+        if turn % 5 == 0:
+            number = rng.randint(1, 9)
+            prompt = rng.choice(prompts)
+            world.holds(number, prompt[: 8 * rng.randint(1, 20)], load=rng.choice((0, 2, 9, 40)))
+        if turn % 50 == 0:
+            world.pass_time(rng.choice((0.2, 3.0)))
+        member = world.roster.members[rng.randint(1, 9)]
+        member.recent *= rng.choice((1.0, 1.0, 1.0, 0.3, 2.0))
+        prompt = rng.choice(prompts)
+        best = best_of_all(world, prompt)
+        before = {
+            m.incarnation: ((m.open_at(world.now) + 1) / SLOTS, m.recent)
+            for m in world.roster.members.values()
+        }
+        full, recent = before[world.place(prompt)]
+        assert best is None or (-full, -recent) == best[1:], (turn, best)
+
+
+def test_who_joins_is_considered_from_its_first_beat_and_who_leaves_no_longer() -> None:
+    world = World(engines=1)
+    assert world.place() == 1
+    world.join(2)
+    assert world.place() == 2, "it is empty"
+    world.roster.goodbye(2)
+    assert world.place() == 1
+
+
+def test_a_request_hardly_costs_more_where_there_are_many_engines() -> None:
+    costs = []
+    for engines in (8, 64):
+        world, prompt = World(engines), prefix_of(1500, shared=300)
+        for number in world.versions:
+            world.holds(number, prompt if number == 3 else prompt[: 8 * 4])
+        world.place(prompt)  # who is ready is found once
+        costs.append(instructions(lambda world=world, prompt=prompt: world.place(prompt)))
+    assert 500 < costs[0] < costs[1] < 3.5 * costs[0], costs

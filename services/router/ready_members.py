@@ -1,0 +1,53 @@
+"""The members that may get a request, as they are found once and used until one of them changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Sequence
+
+from penstock.services.router.member import RECKONED_SECONDS, Member
+
+
+class ReadyMembers:
+    """Ready members of a service, for one model and task."""
+
+    __slots__ = ("_shortest", "members", "places")
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self.places = {member.incarnation: at for at, member in enumerate(members)}
+        """The place of each in ``members``."""
+        self._shortest = min(map(_longest, members), default=math.inf)
+
+    def without(self, refused: Container[int]) -> ReadyMembers:
+        """Those that have not refused; all, if all have."""
+        others = [member for member in self.members if member.incarnation not in refused]
+        return ReadyMembers(others) if others else self
+
+    def that_hold(self, tokens: int) -> ReadyMembers:
+        """Those that can hold a sequence of so many positions, else those that hold the most."""
+        if tokens <= self._shortest or len(self.members) == 1:
+            return self
+        longest = [_longest(member) for member in self.members]
+        least = min(tokens, max(longest))
+        pairs = zip(self.members, longest, strict=True)
+        return ReadyMembers([member for member, most in pairs if most >= least])
+
+
+def rooms(members: Sequence[Member], choices: int, now: float) -> list[float]:
+    """How full each would be with so many choices more, what would run there over what can run at
+    the same time. It is asked for all members at every request: ``Member.open_at`` is written out.
+    """
+    found = []
+    for member in members:
+        since = now - member.beaten_at
+        if since > RECKONED_SECONDS:
+            since = RECKONED_SECONDS
+        count = member.load + member.routed - member.ending * since
+        found.append(((count if count > 0.0 else 0.0) + choices) / member.slots)
+    return found
+
+
+def _longest(member: Member) -> float:
+    """Positions of a sequence there, at most."""
+    return member.capacity.max_model_len or math.inf

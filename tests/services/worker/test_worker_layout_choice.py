@@ -1,0 +1,185 @@
+"""``penstock serve`` on a host with several GPUs: which layout it takes, and which it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_worker_layouts import show
+from test_worker_plan import LLAMA_8B, LLAMA_70B
+
+from penstock.protocol.config import complete as completing
+from penstock.protocol.config.machine import Machine
+from penstock.services import cli
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with eight H100s, as far as the launcher sees."""
+    host(monkeypatch, *[H100] * 8)
+
+
+def host(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    show(monkeypatch, *names)
+    machine = Machine(cores=32, physical_cores=16, gpus=len(names))
+    monkeypatch.setattr(completing, "this_machine", lambda: machine)
+    monkeypatch.setattr(cli, "read_machine", lambda **_: machine)
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
+    """What the launcher is given: the configuration, and the line about the layout."""
+    found: list[tuple[Any, str]] = []
+
+    def run(name: str, configs: Any, *more: Any) -> int:
+        found.append((configs[0], more[-1]))
+        return 0
+
+    monkeypatch.setattr(cli, "_run", run)
+    return found
+
+
+def model(folder: Path, shape: dict[str, Any], **changed: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(shape | changed))
+    return str(folder)
+
+
+def sizes(config: Any) -> tuple[int, int, int]:
+    cluster = config.cluster
+    engines: int = config.launch.data_parallel_size
+    return cluster.tensor_parallel_size, cluster.pipeline_parallel_size, engines
+
+
+@pytest.mark.usefixtures("eight")
+def test_a_large_model_is_divided_as_the_plan_says(
+    tmp_path: Path, starts: list[tuple[Any, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model(tmp_path, LLAMA_70B)
+    assert cli.main(["plan", folder, "--gpus", "auto", "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["layouts"][0]
+    assert cli.main(["serve", folder, "--load-format", "dummy"]) == 0
+    ((config, line),) = starts
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    assert sizes(config) == tuple(planned[name] for name in names) == (4, 1, 2)
+    assert line.startswith(f"TP 4 × PP 1 × DP 2 on 8 × {H100}: the most tokens a second, about ")
+    assert f"{planned['tokens_per_second']:,.0f}," in line
+
+
+@pytest.mark.usefixtures("eight")
+def test_a_small_model_has_an_engine_on_each_gpu(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), "--load-format", "dummy"]) == 0
+    assert sizes(starts[0][0]) == (1, 1, 8)
+
+
+@pytest.mark.usefixtures("eight")
+def test_gpus_before_the_first_device_are_left_alone(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--device-index", "6"]
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
+    assert sizes(starts[0][0]) == (1, 1, 2)
+
+
+def test_a_number_of_gpus_that_divides_nothing_leaves_some_idle(
+    tmp_path: Path, starts: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, *[H100] * 3)
+    assert cli.main(["serve", model(tmp_path, LLAMA_70B), "--load-format", "dummy"]) == 0
+    config, line = starts[0]
+    assert sizes(config)[0] == 2 or sizes(config)[1] > 1, line
+    assert "on 3 ×" in line
+
+
+@pytest.mark.usefixtures("eight")
+def test_what_was_chosen_and_why_is_shown_with_the_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model(tmp_path, LLAMA_70B)
+    assert cli.main(["serve", folder, "--load-format", "dummy", "--show-config"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [one for one in lines if one.startswith("tensor_parallel_size")]
+    assert line.startswith("tensor_parallel_size = 4  # derived penstock plan: TP 4 × PP 1 × DP 2")
+
+
+@pytest.mark.usefixtures("eight")
+def test_sizes_that_are_given_stay_and_nothing_is_chosen_beside_them(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--tensor-parallel-size", "2"]
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
+    assert (sizes(starts[0][0]), starts[0][1]) == ((2, 1, 1), "")
+
+
+@pytest.mark.usefixtures("eight")
+def test_given_sizes_that_do_not_fit_are_refused_with_the_bytes_and_what_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--data-parallel-size", "8"]
+    assert cli.main(["serve", model(tmp_path, LLAMA_70B), *flags]) == 2
+    said = capsys.readouterr().err
+    assert "--data-parallel-size 8: a GPU has 131.4 GiB of weights and needs" in said
+    assert "GiB that may be used (--gpu-memory-utilization 0.9)" in said
+    fits = said.partition("what fits on 8 ×")[2]
+    assert "--tensor-parallel-size 4" in fits
+    assert fits.count(", or ") == 2, "the smallest three"
+    assert starts == []
+
+
+def test_a_model_that_no_layout_holds_is_refused_with_the_bytes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    starts: list[tuple[Any, str]],
+) -> None:
+    host(monkeypatch, H100, H100)
+    folder = model(tmp_path, LLAMA_70B, num_hidden_layers=320)
+    assert cli.main(["serve", folder, "--load-format", "dummy"]) == 2
+    said = capsys.readouterr().err
+    assert f"no layout of this model fits on 2 × {H100}; TP 2 × PP 1 × DP 1: a GPU has 2" in said
+    assert "GiB of weights and needs" in said
+    assert starts == []
+
+
+def test_gpus_that_no_plan_knows_leave_it_at_one_and_say_so(
+    tmp_path: Path, starts: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(monkeypatch, "NVIDIA Future", "NVIDIA Future")
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), "--load-format", "dummy"]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, 1)
+    assert line.startswith("one GPU of 2 is used (a plan for the GPUs of this host: what a NVIDIA")
+    assert "--data-parallel-size use more" in line
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(
+    "flags", [("--device", "null"), ("--device", "cpu"), ("--nodes", "1", "--executor", "process")]
+)
+def test_without_several_gpus_to_choose_from_nothing_is_said(
+    tmp_path: Path,
+    starts: list[tuple[Any, str]],
+    flags: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "cpu" not in flags and "null" not in flags:
+        host(monkeypatch, H100)
+    dummy = () if "null" in flags else ("--load-format", "dummy")
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *dummy, *flags]) == 0
+    assert (sizes(starts[0][0]), starts[0][1]) == ((1, 1, 1), "")
+
+
+@pytest.mark.usefixtures("eight")
+def test_models_that_are_loaded_later_keep_their_gpus(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--model-dirs", str(tmp_path)]
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, 1)
+    assert line.startswith("one GPU of 8 is used: --model-dirs")

@@ -183,10 +183,10 @@ def _run(series: Series, run: Run, *, is_open: bool) -> str:
         parts.append(
             f'<p class="note">failed, {escape(kind)}: {found["count"]} ({escape(examples)})</p>'
         )
-    known: list[list[Any]] = [[key, run[key]] for key in SETTINGS if _has(run, key)]
-    known += [[key, value] for key, value in _flat(run.get("client", {}), "client ")]
-    known += [[key, value] for key, value in _flat(run.get("environment", {}), "")]
-    parts.append(_table(["setting", "value"], known))
+    known = [(key, run[key]) for key in SETTINGS if _has(run, key)]
+    known += _flat(run.get("client", {}), "client ") + _flat(run.get("environment", {}), "")
+    told = [(key, value if isinstance(value, float) else str(value)) for key, value in known]
+    parts.append(_table(["setting", "value"], told))
     opened = " open" if is_open else ""
     return f"<details{opened}><summary>{escape(name)}</summary>{''.join(parts)}</details>"
 
@@ -202,7 +202,9 @@ def _over_time(run: Run) -> str:
         return ""
     width = found["bin_s"]
 
-    def line(label: str, name: str, colour: int, *, rate: bool = False, dashed: bool = False) -> Line:
+    def line(
+        label: str, name: str, colour: int, *, rate: bool = False, dashed: bool = False
+    ) -> Line:
         values = found[name]
         scaled = [value / width for value in values] if rate else values
         return Line(label, [(n * width, v) for n, v in enumerate(scaled)], colour, dashed=dashed)

@@ -1,4 +1,4 @@
-"""The flags of ``penstock bench serve`` that shape a load: arrivals, conversations, traces, levels."""
+"""The flags of ``penstock bench serve`` that shape a load: arrivals, conversations, traces."""
 
 from __future__ import annotations
 

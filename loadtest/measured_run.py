@@ -39,9 +39,10 @@ class MeasuredRun(msgspec.Struct, kw_only=True):
 
 
 def session_plans(options: ServeOptions, workload: Workload) -> list[SessionPlan]:
-    source = workload.source
-    arrivals = source.arrivals
-    return plans(options.arrivals(workload.sessions) if arrivals is None else arrivals, source.turns)
+    arrivals = workload.source.arrivals
+    if arrivals is None:
+        arrivals = options.arrivals(workload.sessions)
+    return plans(arrivals, workload.source.turns)
 
 
 def load_of(

@@ -2,7 +2,8 @@
 
 STYLE = """
 :root{--page:#fbfbfa;--ink:#1c1d1f;--soft:#5d6168;--rule:#dcdee2;--grid:#e8e9ec;--card:#fff;
---s0:#1f68c4;--s1:#b8500c;--s2:#1b7d52;--s3:#8a3fb8;--s4:#a8283c;--s5:#0c7a8a;--s6:#77680a;--s7:#56606e}
+--s0:#1f68c4;--s1:#b8500c;--s2:#1b7d52;--s3:#8a3fb8;--s4:#a8283c;--s5:#0c7a8a;--s6:#77680a;
+--s7:#56606e}
 @media (prefers-color-scheme:dark){:root{--page:#16181b;--ink:#e9eaec;--soft:#a2a8b1;--rule:#363a41;
 --grid:#2a2d33;--card:#1d2024;--s0:#6aa9ff;--s1:#ff9c57;--s2:#5ecf9a;--s3:#cf9bff;--s4:#ff8593;
 --s5:#5fd0e0;--s6:#d9c64f;--s7:#b3bcc9}}

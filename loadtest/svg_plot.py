@@ -1,5 +1,5 @@
-"""Line plots as inline SVG, coloured by the page's style sheet, so that they follow its light or dark
-scheme and need nothing from elsewhere."""
+"""Line plots as inline SVG, coloured by the page's style sheet, so that they follow its light or
+dark scheme and need nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from penstock.loadtest.sessions import (
     pool_of,
 )
 
-
 WARM_UP_LEN = 64
+"""Tokens of a prompt to warm up with, where no flag says how long prompts are."""
 
 
 class Source(Protocol):
@@ -109,9 +109,7 @@ class Workload:
                     f"{planned - kept} of the trace's {planned} requests are longer than the "
                     f"server's max_model_len of {max_model_len} and were left out"
                 )
-        elif isinstance(source, Conversations):
-            _refuse_longer(max_model_len, source.exact_lens())
-        elif isinstance(source, Separate):
+        elif isinstance(source, Conversations | Separate):
             _refuse_longer(max_model_len, source.exact_lens())
 
     def _source(self, chat: bool) -> Source:
@@ -194,7 +192,7 @@ def _agents(options: ServeOptions) -> AgentShape:
 def _random(options: ServeOptions, name: str, count: int, form: Form) -> list[Prompt]:
     seed = f"{name} {options.prompt_seed}" if name else options.prompt_seed
     shape = _shape(options)
-    if options.dataset_name in ("agent", "trace"):  # whose lengths no flag of random prompts says
+    if options.dataset_name in ("agent", "trace"):
         shape = RandomShape(WARM_UP_LEN, 1)
     return random_prompts(
         count, shape, seed, vocab_size=options.vocab_size, as_text=form != "ids"

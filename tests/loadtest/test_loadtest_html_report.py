@@ -85,7 +85,8 @@ def saved(folder: Path, name: str, content: Any) -> str:
 def page(tmp_path: Path) -> str:
     runs = [result(1), result(8)]
     other = [result(n, step=0.02, base_url="http://127.0.0.1:2") for n in (1, 8)]
-    files = [saved(tmp_path, "ours.json", {"runs": runs}), saved(tmp_path, "b.json", {"runs": other})]
+    named = {"ours.json": runs, "b.json": other}
+    files = [saved(tmp_path, name, {"runs": found}) for name, found in named.items()]
     output = tmp_path / "report.html"
     assert bench.main(["report", *files, "-o", str(output), "--label", "A & <A>"]) == 0
     return output.read_text()
@@ -165,9 +166,9 @@ def test_a_point_is_where_its_value_is() -> None:
         [Line("a", [(0.0, 0.0), (50.0, 10.0), (100.0, 20.0)], marks=True, names=["x", "y", "z"])],
         title="t", x_label="x", y_label="y",
     )  # fmt: skip
+    (path,) = re.findall(r'class="line c0" d="([^"]*)"', text)
     ((x0, y0), (x1, y1), (x2, y2)) = [
-        (float(x), float(y))
-        for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", re.search(r'd="(M[^"]*)"', text)[1])  # type: ignore[index]
+        (float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)
     ]
     assert (x1 - x0, y1 - y0) == pytest.approx((x2 - x1, y2 - y1), abs=0.2)
     assert y0 > y2  # up is more
@@ -177,9 +178,9 @@ def test_a_point_is_where_its_value_is() -> None:
 
 def test_a_gap_interrupts_a_line() -> None:
     points = [(0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0)]
-    path = re.search(r'class="line c0" d="([^"]*)"', plot([Line("a", points)], title="t", x_label="", y_label=""))
-    assert path is not None
-    assert re.sub(r"[\d. ]+", "", path[1]) == "MML"
+    text = plot([Line("a", points)], title="t", x_label="", y_label="")
+    (path,) = re.findall(r'class="line c0" d="([^"]*)"', text)
+    assert re.sub(r"[\d. ]+", "", path) == "MML"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,12 @@ def test_a_single_run_and_a_file_of_vllms_tool_make_a_page_too(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("{", "no result file"), ("[]", "no runs"), ('{"a": 1}', "without duration"), ("[3]", "without")],
+    [
+        ("{", "no result file"),
+        ("[]", "no runs"),
+        ('{"a": 1}', "without duration"),
+        ("[3]", "without"),
+    ],
 )
 def test_a_file_that_is_no_result_is_named(
     tmp_path: Path, content: str, words: str, capsys: pytest.CaptureFixture[str]

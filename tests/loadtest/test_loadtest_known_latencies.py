@@ -1,5 +1,5 @@
-"""``bench serve`` against a simulated server whose latencies are known: what it reports is within 2 %
-of them. The server is aiohttp's and has nothing of ours; the sockets are real."""
+"""``bench serve`` against a simulated server whose latencies are known: what it reports is within
+2 % of them. The server is aiohttp's and has nothing of ours; the sockets are real."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_of_an_open_loop_a_queue_in_the_server_is_latency(run: Any) -> None:
     """A burst of four at a server that takes one at a time: 400, 800, 1200 and 1600 ms."""
 
     def check() -> None:
-        result = run("serial", "--num-prompts", "4", "--burst-size", "4", "--random-output-len", "1")
+        flags = ("--num-prompts", "4", "--burst-size", "4", "--random-output-len", "1")
+        result = run("serial", *flags)
         assert sorted(result["ttfts"]) == near_each([0.4, 0.8, 1.2, 1.6])
         assert result["mean_e2el_ms"] == near(1000)
         assert result["mean_queue_ms"] < 20

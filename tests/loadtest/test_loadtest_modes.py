@@ -1,4 +1,4 @@
-"""Each kind of load of ``bench serve`` against ``penstock serve`` with a device of known step time."""
+"""Each kind of load of ``bench serve`` against ``penstock serve`` with steps of a known length."""
 
 from __future__ import annotations
 

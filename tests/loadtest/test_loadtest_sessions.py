@@ -70,7 +70,8 @@ def test_requests_are_numbered_conversation_by_conversation() -> None:
     second = source.prompt(source.turns[0], ())
     assert content(second) == made[1].opening + made[1].turns[0].added
     assert made[0].opening == made[2].opening != made[1].opening
-    assert made == conversations(6, (2, 4), shape, 0, IDS) != conversations(6, (2, 4), shape, 1, IDS)
+    assert made == conversations(6, (2, 4), shape, 0, IDS)
+    assert made != conversations(6, (2, 4), shape, 1, IDS)
 
 
 def shares(shape: AgentShape) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.services.commands.doctor.finding import Section, as_text, count, verdict
 from penstock.services.commands.parser import CommandParser
+from penstock.services.commands.printable import printable
 
 SMOKE_TESTS = ("cpu", "null", "none")
 
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         }
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
     else:
-        print(f"{as_text(sections)}{verdict(sections)}")
+        # A variable, a name of the system or the server's words may hold anything.
+        print(printable(f"{as_text(sections)}{verdict(sections)}"))
     return 1 if count(sections, "problem") else 0
 
 

@@ -123,7 +123,7 @@ def _unused(machine: Machine, found: Probe) -> Finding:
     """Of GPUs that torch cannot use, though a server would choose them."""
     told = f"{machine.gpus} in this machine, none that torch can use"
     if not found.built_for:
-        remedy = "install a build of torch for CUDA: make clean setup TORCH=… (the Makefile says how)"
+        remedy = "install a build of torch for CUDA (make clean setup TORCH=…)"
     elif not found.driver_cuda:
         remedy = "install the NVIDIA driver; in a container, run it with --gpus all"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -97,7 +98,17 @@ def probed(environment: Mapping[str, str]) -> Probe:
     return Probe("", None, None, 0, [], why)
 
 
-def gpus(machine: Machine, found: Probe) -> Iterator[Finding]:
+def driver_version(root: Path = Path("/")) -> str:
+    """Of NVIDIA's kernel module, as it writes it; empty where there is none."""
+    try:
+        first = (root / "proc/driver/nvidia/version").read_text().partition("\n")[0]
+    except (OSError, UnicodeDecodeError):
+        return ""
+    number = re.search(r"\d+\.\d+(\.\d+)?", first)
+    return number[0] if number else ""
+
+
+def gpus(machine: Machine, found: Probe, root: Path = Path("/")) -> Iterator[Finding]:
     """machine.gpus: those that a server would use."""
     if found.error:
         yield Finding(
@@ -107,8 +118,9 @@ def gpus(machine: Machine, found: Probe) -> Iterator[Finding]:
         return
     build = f"CUDA {found.built_for}" if found.built_for else "CPUs alone"
     yield Finding("torch", f"{found.torch} for {build}, {found.threads} threads")
-    driver = f"for CUDA {found.driver_cuda} or older" if found.driver_cuda else "none"
-    yield Finding("NVIDIA driver", driver)
+    does = f"for CUDA {found.driver_cuda} or older" if found.driver_cuda else ""
+    parts = [part for part in (driver_version(root), does) if part]
+    yield Finding("NVIDIA driver", ", ".join(parts) or "none")
     if not machine.gpus:
         yield Finding("GPUs", "none: a server computes on the CPU")
         return

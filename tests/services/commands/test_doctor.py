@@ -166,8 +166,14 @@ def test_a_gpu_that_torch_cannot_use_is_a_problem_with_its_remedy(probe: Probe, 
     assert "--device cpu" in problems[0].remedy
 
 
-def test_a_gpu_that_works_is_told_and_one_in_use_is_a_warning() -> None:
-    *_, fine = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]))
+def test_a_gpu_that_works_is_told_and_one_in_use_is_a_warning(tmp_path: Path) -> None:
+    module = tmp_path / "proc/driver/nvidia/version"
+    module.parent.mkdir(parents=True)
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
+    _, driver, fine = gpus(
+        Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]), tmp_path
+    )
+    assert driver.value == "580.65.06, for CUDA 13.0 or older"
     assert (fine.state, fine.name) == ("ok", "GPU 0")
     assert "NVIDIA H100, 79.0 GiB free of 80.0 GiB, compute capability 9.0" in fine.value
     used = _Device("NVIDIA H100", (9, 0), 80 * GIB, 8 * GIB)

@@ -150,6 +150,28 @@ def test_lines_and_words_can_be_told_from_the_page_in_both_schemes() -> None:
             assert (high + 0.05) / (low + 0.05) >= least, name
 
 
+def test_in_a_browser_it_loads_nothing_fits_a_phone_and_follows_the_scheme(
+    page: str, tmp_path: Path
+) -> None:
+    from browser import DESKTOP, PHONE, chromium
+
+    address = (tmp_path / "report.html").as_uri()
+    grounds, asked = set(), []
+    with chromium() as browser:
+        for size in (DESKTOP, PHONE):
+            for scheme in ("light", "dark"):
+                view = browser.new_page(viewport=size, color_scheme=scheme)
+                view.on("request", lambda request: asked.append(request.url))
+                view.goto(address)
+                grounds.add(view.evaluate("getComputedStyle(document.body).backgroundColor"))
+                assert view.evaluate("document.documentElement.scrollWidth") <= size["width"]
+                stroke = "getComputedStyle(document.querySelector('path.line.c1')).stroke"
+                assert view.evaluate(stroke) not in ("none", "rgb(0, 0, 0)")
+                view.close()
+    assert set(asked) == {address}
+    assert len(grounds) == 2
+
+
 def test_every_plot_is_well_formed_and_has_a_name(page: str) -> None:
     plots = re.findall(r"<svg viewBox.*?</svg>", page)
     assert len(plots) > 20

@@ -75,12 +75,10 @@ def _sections(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Ite
         found += hardware.gpus(machine, hardware.probed(environment))
     yield Section("Machine", found)
     yield Section("Limits", [*limits.limits(machine.gpus)])
-    host, number = _address(environment)
-    number = number if parsed.port is None else parsed.port
     yield Section(
         "Places",
         [
-            places.port(host, number, environment),
+            *(places.port(*one, environment) for one in _addresses(parsed.port, environment)),
             places.sockets(environment, MAX_IPC_PATH),
             *places.folders(environment, machine.gpus),
         ],
@@ -90,8 +88,9 @@ def _sections(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Ite
         yield Section("Smoke test", [*test])
 
 
-def _address(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Where a server would listen by the environment; by default where that cannot be read."""
+def _addresses(port: int | None, environment: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Where a server would listen by the environment, for HTTP and for gRPC if it is to serve that;
+    by default where that cannot be read. port: of HTTP, as the flag has it."""
     from penstock.protocol.config import ConfigError, resolve
     from penstock.protocol.config.server_fields import ServerConfig
 
@@ -99,4 +98,7 @@ def _address(environment: Mapping[str, str]) -> tuple[str, int]:
         server = resolve(("server",), {}, environment)[0].server
     except ConfigError:
         server = ServerConfig()
-    return server.host, server.port
+    found = [(server.host, server.port if port is None else port)]
+    if server.grpc_port is not None:
+        found.append((server.grpc_host or server.host, server.grpc_port))
+    return found

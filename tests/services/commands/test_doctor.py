@@ -75,6 +75,15 @@ def test_a_port_that_another_program_has_is_a_problem_with_a_remedy() -> None:
     assert "1 problem (x) would keep a server from working" in done.stdout
 
 
+def test_the_port_of_grpc_is_looked_at_where_a_server_would_serve_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        done = run("doctor", "--json", *QUICK, PENSTOCK_GRPC_PORT=number)
+    assert done.returncode == 1
+    said = found(done)
+    assert (said["port 0"]["state"], said[f"port {number}"]["state"]) == ("ok", "problem")
+
+
 def test_the_port_of_the_users_own_server_is_no_problem(server: Served) -> None:
     place = str(Path(server.router.removeprefix("ipc://")).parent.parent)
     number = server.url.rpartition(":")[2]

@@ -28,7 +28,9 @@ class Turn(msgspec.Struct):
     speaker: str = msgspec.field(name="from", default="")
 
 
-class _Conversation(msgspec.Struct):
+class Conversation(msgspec.Struct):
+    """One of a ShareGPT file."""
+
     conversations: list[Turn] = []
 
 
@@ -72,7 +74,7 @@ def read_sharegpt(path: str, seed: int, count: Count, output_len: int | None) ->
     ``BadDataset``.
     """
     try:
-        read = msgspec.json.decode(read_file(path), type=list[_Conversation])
+        read = msgspec.json.decode(read_file(path), type=list[Conversation])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadDataset(f"{path}: no ShareGPT file: {error}") from None
     pairs = [c.conversations for c in read if len(c.conversations) >= 2]

@@ -130,6 +130,8 @@ def check_load(found: dict[str, Any], error: Callable[[str], Any]) -> None:
     if (found["max_concurrency"] or WHOLE_TRACE) < found["client_processes"]:
         error("--client-processes: each needs one of --max-concurrency at least")
     agent = found["dataset_name"] == "agent"
+    if found["turns"] and found["dataset_name"] == "conversation" and found["dataset_path"]:
+        error("--turns: the file of --dataset-path says how many there are")
     found["turns"] = found["turns"] or (AGENT_TURNS if agent else DEFAULT_TURNS)
     if agent and (found["turns"][0] != found["turns"][1] or found["turns"][0] < 2):
         error("--turns: agents have one number of turns, 2 or more")

@@ -184,7 +184,10 @@ def _prompt_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is asked")
     group.add_argument("--dataset-name", choices=DATASETS, default="random")
     group.add_argument(
-        "--dataset-path", default="", metavar="FILE", help=f"of {', '.join(OF_FILES)}"
+        "--dataset-path",
+        default="",
+        metavar="FILE",
+        help=f"of {', '.join(OF_FILES)}; of a conversation instead of one at random",
     )
     group.add_argument(
         "--tokenizer",

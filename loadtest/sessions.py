@@ -137,7 +137,8 @@ class Conversations:
 
     arrivals: Sequence[float] | None = None
 
-    def __init__(self, sessions: Sequence[Session], form: Form) -> None:
+    def __init__(self, sessions: Sequence[Session], form: Form, *, counted: bool = True) -> None:
+        """counted: parts are tokens or words; otherwise texts of any length."""
         self._sessions = sessions
         self._form = form
         self._places = [
@@ -147,7 +148,9 @@ class Conversations:
         ]
         self.turns = [len(session.turns) for session in sessions]
         self.output_lens = [sessions[s].turns[t].output_len for s, t in self._places]
-        self.input_lens: list[int | None] = [_planned(sessions[s], t) for s, t in self._places]
+        self.input_lens: list[int | None] = [
+            _planned(sessions[s], t) if counted else None for s, t in self._places
+        ]
 
     def exact_lens(self) -> list[tuple[int, int]]:
         """Tokens in and out of each prompt, where they are token ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.loadtest.conversation_file import read_conversations
 from penstock.loadtest.dataset_file import BadDataset, read_jsonl, read_sharegpt, token_counter
 from penstock.loadtest.prompts import Prompt, RandomShape, random_prompts
 from penstock.loadtest.replay import Replay, read_trace
@@ -121,6 +122,8 @@ class Workload:
                 trace[:count], form, options.prompt_seed, speed=options.trace_speed,
                 block=options.trace_block_size, vocab_size=options.vocab_size,
             )  # fmt: skip
+        if name == "conversation" and options.dataset_path:
+            return self._recorded_conversations()
         if name in ("conversation", "agent"):
             pool = pool_of(form, options.vocab_size)
             seed = options.prompt_seed
@@ -138,13 +141,28 @@ class Workload:
             return Separate(_random(options, "", count, form))
         found = _from_file(options)
         _check_form(found, chat=chat)
-        if count > len(found):
-            self.notes.append(
-                f"{count} requests were made of the {len(found)} prompts of the file: "
-                "repeated ones may be answered from the prefix cache"
-            )
+        self._note_repeated(count, len(found))
         self.warmup = [found[-1 - n % len(found)] for n in range(options.warmup_requests)]
         return Separate([found[n % len(found)] for n in range(count)])
+
+    def _recorded_conversations(self) -> Source:
+        options, count = self._options, self._options.num_prompts
+        counter = token_counter(options.tokenizer)
+        found = read_conversations(
+            options.dataset_path, counter, options.output_len, DEFAULT_OUTPUT_LEN
+        )
+        self._note_repeated(count, len(found))
+        form: Form = "chat" if self._form == "chat" else "text"
+        return Conversations(
+            [found[n % len(found)] for n in range(count)], form, counted=False
+        )
+
+    def _note_repeated(self, asked: int, there: int) -> None:
+        if asked > there:
+            self.notes.append(
+                f"{asked} requests were made of the {there} prompts of the file: "
+                "repeated ones may be answered from the prefix cache"
+            )
 
 
 def _refuse_longer(max_model_len: int, lengths: Sequence[tuple[int, int]]) -> None:

@@ -89,6 +89,7 @@ def test_a_result_folder_alone_saves_under_a_made_up_name() -> None:
         (["--dataset-name", "trace"], "--dataset-path"),
         (["--client-processes", "3", "--max-concurrency", "2"], "--client-processes"),
         (["--dataset-name", "agent", "--turns", "1"], "--turns"),
+        (["--dataset-name", "conversation", "--dataset-path", "x", "--turns", "2"], "--turns"),
         (["--dataset-name", "agent", "--turns", "3:4"], "--turns"),
     ],
 )

@@ -120,6 +120,45 @@ def test_a_shape_that_cannot_be_is_refused_with_the_flags_that_change_it() -> No
     assert "--turns" in str(caught.value)
 
 
+def recorded(folder: Path, text: str, *flags: str, chat: bool = True) -> Workload:
+    path = folder / "talk"
+    path.write_text(text)
+    named = ["--dataset-name", "conversation", "--dataset-path", str(path)]
+    return Workload(parse([*named, *flags]), chat=chat)
+
+
+def test_conversations_of_a_file_have_its_questions_and_the_servers_answers(tmp_path: Path) -> None:
+    lines = '{"turns": ["a b", "c"], "system": "s", "max_tokens": 7}\n{"turns": ["d"]}\n'
+    made = recorded(tmp_path, lines, "--num-prompts", "3")
+    assert made.source.turns == [2, 1, 2]
+    assert made.source.output_lens == [7, 7, 128, 7, 7]
+    assert made.source.input_lens == [None] * 5
+    assert "2 prompts of the file" in made.notes[0]
+    assert content(made.source.prompt(1, [Answer("well", [])])) == [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a b"},
+        {"role": "assistant", "content": "well"},
+        {"role": "user", "content": "c"},
+    ]
+    text = recorded(tmp_path, lines, "--num-prompts", "1", "--output-len", "3", chat=False)
+    assert content(text.source.prompt(1, [Answer("well", [])])) == "s a b well c"
+    assert text.source.output_lens == [3, 3]
+
+
+def test_conversations_of_sharegpt_ask_for_as_much_as_was_answered(tmp_path: Path) -> None:
+    said = [("human", "one"), ("gpt", "w" * 40), ("human", "two"), ("gpt", "w" * 80)]
+    turns = [{"from": who, "value": what} for who, what in said]
+    talks = [{"conversations": turns}, {"conversations": [{"from": "gpt", "value": "alone"}]}]
+    made = recorded(tmp_path, json.dumps(talks), "--num-prompts", "1")
+    assert (made.source.turns, made.source.output_lens) == ([2], [10, 20])
+
+
+@pytest.mark.parametrize("text", ["", '{"turns": []}', '{"turns": 3}', "[3]"])
+def test_a_file_without_conversations_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadDataset, match="talk"):
+        recorded(tmp_path, text)
+
+
 MOONCAKE = [
     {"timestamp": 3000, "input_length": 10, "output_length": 5, "hash_ids": [1, 2, 3]},
     {"timestamp": 1000, "input_length": 8, "output_length": 6, "hash_ids": [1, 2]},

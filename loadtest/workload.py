@@ -153,9 +153,7 @@ class Workload:
         )
         self._note_repeated(count, len(found))
         form: Form = "chat" if self._form == "chat" else "text"
-        return Conversations(
-            [found[n % len(found)] for n in range(count)], form, counted=False
-        )
+        return Conversations([found[n % len(found)] for n in range(count)], form, counted=False)
 
     def _note_repeated(self, asked: int, there: int) -> None:
         if asked > there:
@@ -212,9 +210,7 @@ def _random(options: ServeOptions, name: str, count: int, form: Form) -> list[Pr
     shape = _shape(options)
     if options.dataset_name in ("agent", "trace"):
         shape = RandomShape(WARM_UP_LEN, 1)
-    return random_prompts(
-        count, shape, seed, vocab_size=options.vocab_size, as_text=form != "ids"
-    )
+    return random_prompts(count, shape, seed, vocab_size=options.vocab_size, as_text=form != "ids")
 
 
 def _from_file(options: ServeOptions) -> list[Prompt]:

@@ -80,9 +80,7 @@ def test_bursts_come_at_once_and_are_queued(run: Any) -> None:
     assert found["burst_size"] == 8
 
 
-def test_a_trace_is_replayed_at_its_times_with_its_shared_blocks(
-    run: Any, tmp_path: Path
-) -> None:
+def test_a_trace_is_replayed_at_its_times_with_its_shared_blocks(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     lines = [
         {"timestamp": 800 * n, "input_length": 200 + n, "output_length": 4 + n,

@@ -87,9 +87,7 @@ def test_the_port_of_grpc_is_looked_at_where_a_server_would_serve_it() -> None:
 def test_the_port_of_the_users_own_server_is_no_problem(server: Served) -> None:
     place = str(Path(server.router.removeprefix("ipc://")).parent.parent)
     number = server.url.rpartition(":")[2]
-    done = run(
-        "doctor", "--json", "--smoke-test", "none", "--port", number, XDG_RUNTIME_DIR=place
-    )
+    done = run("doctor", "--json", "--smoke-test", "none", "--port", number, XDG_RUNTIME_DIR=place)
     assert done.returncode == 0, done.stdout
     assert found(done)[f"port {number}"]["value"] == f"a server of yours listens at {server.url}"
 
@@ -179,9 +177,7 @@ def test_a_gpu_that_works_is_told_and_one_in_use_is_a_warning(tmp_path: Path) ->
     module = tmp_path / "proc/driver/nvidia/version"
     module.parent.mkdir(parents=True)
     module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
-    _, driver, fine = gpus(
-        Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]), tmp_path
-    )
+    _, driver, fine = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]), tmp_path)
     assert driver.value == "580.65.06, for CUDA 13.0 or older"
     assert (fine.state, fine.name) == ("ok", "GPU 0")
     assert "NVIDIA H100, 79.0 GiB free of 80.0 GiB, compute capability 9.0" in fine.value

@@ -7,7 +7,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -15,6 +15,12 @@ from penstock.loadtest.answer_stream import AnswerStream, Failure
 from penstock.loadtest.connection import ConnectFailed, ConnectionGone, ConnectionPool
 from penstock.loadtest.http_response import BadResponse
 from penstock.loadtest.sessions import Answer
+
+
+if TYPE_CHECKING:
+    Times = array[float]
+else:  # before Python 3.12 it has no items where the program runs
+    Times = array
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +32,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     conversation, the end of the turn before and the pause behind it."""
     started: float
     """When it was sent, or began to connect."""
-    stamps: array[float]
+    stamps: Times
     """When each chunk with content came."""
     last: float
     """When the last chunk came."""

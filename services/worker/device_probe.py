@@ -42,7 +42,7 @@ def probe() -> dict[str, Any]:
             }
         )
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "built_for": torch.version.cuda,
         "driver_cuda": driver_cuda(),
         "threads": torch.get_num_threads(),

@@ -35,6 +35,12 @@ def run(url: str, tmp_path: Path) -> Any:
     return once
 
 
+def intended(found: dict[str, Any]) -> list[float]:
+    """When each request was to be sent; a busy machine is late with some."""
+    times = zip(found["start_times"], found["queue_delays"], strict=True)
+    return [start - delay for start, delay in times]
+
+
 def test_a_sweep_over_concurrency_is_a_run_for_each_level(
     run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,8 +59,8 @@ def test_a_sweep_over_concurrency_is_a_run_for_each_level(
 def test_a_sweep_over_rates_is_a_run_for_each_level(run: Any) -> None:
     slow, fast = run("--num-prompts", "10", "--sweep-rate", "10", "40")["runs"]
     assert (slow["request_rate"], fast["request_rate"]) == (10, 40)
-    assert slow["start_times"][-1] == pytest.approx(1.0, abs=0.3)
-    assert fast["start_times"][-1] == pytest.approx(0.25, abs=0.2)
+    assert intended(slow)[-1] == pytest.approx(1.0)
+    assert intended(fast)[-1] == pytest.approx(0.25)
 
 
 def test_a_ramp_sends_more_and_more(run: Any) -> None:
@@ -64,19 +70,16 @@ def test_a_ramp_sends_more_and_more(run: Any) -> None:
     )  # fmt: skip
     assert found["completed"] == 44
     assert found["ramp_up_strategy"] == "linear"
-    starts = found["start_times"]
-    assert starts[-1] == pytest.approx(2.0, abs=0.3)
+    starts = intended(found)
+    assert starts[-1] == pytest.approx(2.0)
     # A quarter of the requests has come after half of the time, and a little more.
     assert sum(start < 1.0 for start in starts) == pytest.approx(13, abs=3)
 
 
 def test_bursts_come_at_once_and_are_queued(run: Any) -> None:
     found = run("--num-prompts", "24", "--burst-size", "8", "--burst-interval", "0.7")
-    starts = found["start_times"]
-    for number in range(3):
-        burst = starts[8 * number : 8 * number + 8]
-        assert min(burst) >= 0.7 * number
-        assert max(burst) < 0.7 * number + 0.5
+    assert intended(found) == pytest.approx([0.0] * 8 + [0.7] * 8 + [1.4] * 8)
+    assert min(found["queue_delays"]) >= 0
     assert found["burst_size"] == 8
 
 
@@ -94,7 +97,7 @@ def test_a_trace_is_replayed_at_its_times_with_its_shared_blocks(run: Any, tmp_p
     )  # fmt: skip
     assert found["input_lens"] == [200, 201, 202, 203, 204]
     assert found["output_lens"] == [4, 5, 6, 7, 8]
-    assert found["start_times"] == pytest.approx([0.4 * n for n in range(5)], abs=0.2)
+    assert intended(found) == pytest.approx([0.4 * n for n in range(5)])
     # The first three blocks of 64 are in the prefix cache from the second request on.
     assert found["total_cached_tokens"] == 4 * 192
 

@@ -216,6 +216,6 @@ def test_an_answer_is_judged_where_the_device_computes(
 def test_a_remedy_stands_below_what_it_is_for() -> None:
     section = Section("Limits", [Finding("a", "b\nc", "problem", "d"), Finding("longer", "e")])
     assert as_text([section]).splitlines() == [
-        "Limits", "x a       b", "          c", "          -> d", "  longer  e", "",
+        "Limits", "x a       b", "          c", "          -> d", "  longer  e",
     ]  # fmt: skip
     assert verdict([section]).startswith("1 problem (x)")

@@ -75,14 +75,13 @@ def _asked(options: ServeOptions, workload: Workload) -> dict[str, Any]:
         "dataset_name": options.dataset_name,
         "seed": options.seed,
     }
+    names: tuple[str, ...] = ()
     if options.ramp_up_strategy is not None:
         names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
     elif options.burst_size is not None:
         names = ("burst_size", "burst_interval")
     elif options.dataset_name == "trace":
         names = ("trace_speed",)
-    else:
-        names = ()
     return found | {name: getattr(options, name) for name in names}
 
 

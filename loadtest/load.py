@@ -16,7 +16,6 @@ from penstock.loadtest.connection import ConnectFailed, ConnectionGone, Connecti
 from penstock.loadtest.http_response import BadResponse
 from penstock.loadtest.sessions import Answer
 
-
 if TYPE_CHECKING:
     Times = array[float]
 else:  # before Python 3.12 it has no items where the program runs

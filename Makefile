@@ -11,9 +11,9 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH ?= torch==2.13.0 triton==3.7.1
 MODEL ?=
 ARGS ?=
-# Files of tests that run at the same time: on two cores a third one works while two wait.
+# Files of tests that run at the same time: on two cores two of them work while the others wait.
 # ARGS="-n 0 …" for a debugger.
-JOBS ?= 3
+JOBS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-slow test-gpu conformance agents bfcl chart protos chaos lint format format-check types imports collect \

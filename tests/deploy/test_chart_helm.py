@@ -33,7 +33,10 @@ from helm_chart import (
     values_of,
 )
 
-pytestmark = pytest.mark.skipif(not HELMS, reason="there is no Helm: make chart fetches it")
+pytestmark = [
+    pytest.mark.slow,  # make chart runs them; what is kept as rendered starts in the quick run
+    pytest.mark.skipif(not HELMS, reason="there is no Helm: make chart fetches it"),
+]
 EACH_HELM = pytest.mark.parametrize("helm", HELMS, ids=lambda path: path.name)
 EACH_CASE = pytest.mark.parametrize(
     "case", sorted(path.name.partition(".")[0] for path in CASES.glob("*.values.yaml"))

@@ -159,6 +159,7 @@ def test_a_host_that_joins_starts_its_workers_keeps_them_alive_and_ends_with_the
     assert joined.said("the first host has ended")
 
 
+@pytest.mark.slow  # the quick run has the lost ranks of a worker group and a host that joins
 @pytest.mark.timeout(400)
 def test_a_lost_host_leaves_its_part_to_the_next_and_a_lost_first_host_is_awaited(
     hosts: Hosts, folder: Path

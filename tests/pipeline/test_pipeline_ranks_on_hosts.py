@@ -108,6 +108,7 @@ def ports_between(sniffer: Sniffer, one: str, other: str) -> set[int]:
     }
 
 
+@pytest.mark.slow  # a host that joins has such ranks in the quick run
 @pytest.mark.timeout(600)
 def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
     two_hosts: TwoHosts, text_of_one: str

@@ -451,6 +451,7 @@ MOST_WAKES = 60
 """A second. Between 10 and 30 are beats and ticks; each costs some 50 µs of a core."""
 
 
+@pytest.mark.slow  # the launcher's tests look at a whole idle server in the quick run
 def test_idle_processes_use_less_than_a_hundredth_of_a_core(
     address: str, start: Start, observe: Callable[..., Observer]
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_command_without_a_url_asks_the_only_server_of_its_user(server: Served
     assert "penstock-demo" in call("models", XDG_RUNTIME_DIR=place(server)).stdout
 
 
+@pytest.mark.slow  # the launcher's tests drain by the same signal in the quick run
 def test_stop_waits_for_running_requests_and_says_how_many_there_are(short_folder: Path) -> None:
     chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
     server = Served("--device", "null", "--null-step-ms", "5", environment=chosen)

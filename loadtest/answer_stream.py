@@ -25,11 +25,23 @@ class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, found in the prefix cache; ``None``: the server does not tell."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -57,7 +69,7 @@ class AnswerStream:
 
     __slots__ = (
         "_buffer", "_error_body", "_keep_text", "_streams", "done", "failure", "finish_reason",
-        "last", "stamps", "status", "text", "usage",
+        "last", "stamps", "status", "text", "token_ids", "usage",
     )  # fmt: skip
 
     def __init__(self, *, keep_text: bool = False) -> None:
@@ -72,6 +84,8 @@ class AnswerStream:
         """``[DONE]`` came."""
         self.failure: Failure | None = None
         self.text: list[str] = []
+        self.token_ids: list[int] = []
+        """Kept with the text, where the server was asked for them (``return_token_ids``)."""
         self._keep_text = keep_text
         self._streams = False
         self._buffer = b""
@@ -151,6 +165,8 @@ class AnswerStream:
                 content = True
                 if self._keep_text:
                     self.text.append(text)
+            if choice.token_ids and self._keep_text:
+                self.token_ids += choice.token_ids
             if choice.finish_reason is not None:
                 self.finish_reason = choice.finish_reason
         if content:

@@ -11,6 +11,7 @@ from penstock.protocol.suggestions import closest
 
 COMMANDS = {
     "serve": "put load on any OpenAI-compatible server and measure its answers",
+    "report": "one HTML page of the results of bench serve: plots and comparisons",
     "throughput": "many prompts at once through the library: tokens a second",
     "latency": "one batch at a time through the library: milliseconds a token",
     "prefill": "prompts by length and by what is cached of them: tokens a second",

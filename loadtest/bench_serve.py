@@ -1,52 +1,60 @@
-"""``penstock bench serve``: load on an OpenAI-compatible server.
+"""``penstock bench serve``: load on OpenAI-compatible servers.
 
 Exit codes: 0 every request was answered, 1 some failed or the server cannot be used, 2 wrong flags
 or dataset, 130 interrupted (what was measured until then is printed).
 
-One process and one event loop; docs/loadtest.md says what is measured and how.
+docs/loadtest.md says what is measured and how.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import resource
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 
 from penstock.loadtest import report
 from penstock.loadtest.api_key import key_for
-from penstock.loadtest.arrivals import arrival_times
+from penstock.loadtest.client_processes import run_in_processes
 from penstock.loadtest.dataset_file import BadDataset
 from penstock.loadtest.environment import date, environment
-from penstock.loadtest.load import Load
-from penstock.loadtest.progress import show_progress
-from penstock.loadtest.prompts import Prompt
+from penstock.loadtest.measured_run import (
+    allow_files,
+    load_of,
+    run_here,
+    session_plans,
+    warm_up,
+)
 from penstock.loadtest.serve_options import ServeOptions, parse
 from penstock.loadtest.serve_result import serve_result
-from penstock.loadtest.target import ServedModel, Target, TargetError, request_body
+from penstock.loadtest.target import ServedModel, Target, TargetError
 from penstock.loadtest.workload import Workload
 
 FAILED, WRONG_FLAGS, INTERRUPTED = 1, 2, 130
-SPARE_FILES = 64
-"""Open files beside one connection a request."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run with these flags. Returns the exit code."""
     options = parse(arguments)
+    found: list[dict[str, Any]] = []
     try:
-        key = key_for(options.base_url, options.api_key, os.environ)
-        options = msgspec.structs.replace(options, api_key=key or None)
-        path = _result_path(options)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_bench(options, arguments, path))
+        servers = [
+            msgspec.structs.replace(options, base_url=url, api_key=_key(url, options) or None)
+            for url in (options.base_url, *options.other_urls)
+        ]
+        path = _file(options, options.save_result, "json")
+        page = _file(options, options.report, "html")
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_runs(servers, arguments, found))
+        finally:  # what was measured before a server failed is not lost
+            if found:
+                _keep(found, path, page)
     except TargetError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return FAILED
@@ -58,42 +66,81 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_FLAGS
     except KeyboardInterrupt:  # before there was anything to print, or the second one
         return INTERRUPTED
+    if any(result["interrupted"] for result in found):
+        return INTERRUPTED
+    return FAILED if any(result["failed"] for result in found) else 0
 
 
-async def _bench(options: ServeOptions, arguments: Sequence[str], path: Path | None) -> int:
-    target = Target(options.base_url, options.endpoint, _headers(options))
+def _key(url: str, options: ServeOptions) -> str:
+    return key_for(url, options.api_key, os.environ)
+
+
+async def _runs(
+    servers: Sequence[ServeOptions], arguments: Sequence[str], found: list[dict[str, Any]]
+) -> None:
+    """Each level of the sweep on each server, in turn: what the machine does meanwhile concerns all
+    of them. Their results go into ``found``, until one is interrupted."""
+    for number, levels in enumerate(zip(*(one.levels() for one in servers), strict=True)):
+        for options in levels:
+            warm = options if number == 0 else msgspec.structs.replace(options, warmup_requests=0)
+            result = await _run(warm, arguments)
+            if found:
+                print()
+            if len(servers) > 1 or options.sweep_concurrency or options.sweep_rate:
+                print(f"{result['base_url']}, {report.level_name(result)}")
+            print(
+                report.serve_table(result, options.percentile_metrics, options.metric_percentiles),
+                flush=True,
+            )
+            found.append(result)
+            if result["interrupted"]:
+                return
+
+
+async def _run(options: ServeOptions, arguments: Sequence[str]) -> dict[str, Any]:
+    """One run on one server. Raises ``TargetError`` and ``BadDataset``."""
+    headers = _headers(options)
+    target = Target(options.base_url, options.endpoint, headers)
     workload = Workload(options, chat=target.chat)
     named = options.model is not None
     model = _model(options, await target.wait_ready(options.ready_timeout, named=named))
     workload.check_lengths(model.max_model_len)
     version = await target.version()
-    _allow_files(min(options.max_concurrency or options.num_prompts, options.num_prompts))
-    await _warm_up(options, target, model.id, workload.warmup)
-    arrivals = arrival_times(
-        options.num_prompts, options.request_rate, options.burstiness, options.seed
-    )
-    load = _load(options, target, model.id, workload.prompts, arrivals)
-    cpu = time.process_time()
-    interrupted = await _run(load, quiet=options.quiet)
-    cpu = time.process_time() - cpu
+    await warm_up(options, target, model.id, workload.warmup)
+    if options.client_processes > 1:
+        target.pool.close()
+        run = await run_in_processes(options, headers, model.id, model.max_model_len)
+    else:
+        sessions = session_plans(options, workload)
+        allow_files(min(options.max_concurrency or len(sessions), len(sessions)))
+        load = load_of(options, target, model.id, workload, sessions)
+        run = await run_here(load, quiet=options.quiet)
     known = {**environment("penstock bench serve", arguments), "server": target.server}
-    result = {
+    return {
         **options.metadata,
         "date": date(),
         "backend": "openai-chat" if target.chat else "openai",
         "base_url": target.url,
         "endpoint": target.endpoint,
         "model_id": model.id,
-        **serve_result(options, load, workload, cpu=cpu, interrupted=interrupted),
+        **serve_result(options, run, workload),
         "environment": {**known, "server_version": version},
     }
-    print(report.serve_table(result, options.percentile_metrics, options.metric_percentiles))
+
+
+def _keep(found: Sequence[dict[str, Any]], path: Path | None, page: Path | None) -> None:
+    """The table of several runs, the file and the page. Raises ``OSError``."""
+    if len(found) > 1:
+        print(f"\n{report.runs_table(found)}")
     if path is not None:
-        report.save(result, path)
+        report.save(found[0] if len(found) == 1 else {"date": date(), "runs": found}, path)
         print(f"\nsaved in {path}")
-    if interrupted is not None:
-        return INTERRUPTED
-    return FAILED if result["failed"] else 0
+    if page is not None:
+        from penstock.loadtest.html_report import html_report
+        from penstock.loadtest.result_files import by_server
+
+        page.write_text(html_report(by_server(found), "Load test"), encoding="utf-8")
+        print(f"\nreport in {page}")
 
 
 def _headers(options: ServeOptions) -> dict[str, str]:
@@ -111,88 +158,11 @@ def _model(options: ServeOptions, served: list[ServedModel]) -> ServedModel:
     return next((m for m in served if m.id == options.model), ServedModel(options.model))
 
 
-def _load(
-    options: ServeOptions, target: Target, model: str, prompts: list[Prompt], arrivals: list[float]
-) -> Load:
-    def make_request(index: int) -> bytes:
-        body = request_body(prompts[index], model=model, chat=target.chat, extra=options.sampling)
-        return target.post(body)
-
-    return Load(
-        target.pool,
-        make_request,
-        arrivals,
-        max_concurrency=options.max_concurrency,
-        timeout=options.request_timeout,
-        keep_text=options.save_detailed,
-    )
-
-
-async def _warm_up(
-    options: ServeOptions, target: Target, model: str, prompts: list[Prompt]
-) -> None:
-    """Raises ``TargetError`` if one fails: nothing would be measured but that."""
-    if not prompts:
-        return
-    load = _load(options, target, model, prompts, [0.0] * len(prompts))
-    await load.run()
-    for outcome in load.outcomes:
-        if outcome.failure is not None:
-            kind, message = outcome.failure.kind, outcome.failure.message
-            raise TargetError(f"{target.url}{target.endpoint}: warm-up failed: {kind}: {message}")
-
-
-async def _run(load: Load, *, quiet: bool) -> int | None:
-    """Run to the end, or until SIGINT or SIGTERM; returns then how many requests were open."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.create_task(load.run())
-    interrupted: int | None = None
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = len(load.running)
-        task.cancel()
-        restore()  # the second signal ends the process
-
-    def restore() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    shown = not quiet and sys.stderr.isatty()
-    progress = asyncio.create_task(show_progress(load)) if shown else None
-    try:
-        await asyncio.wait([task])
-    finally:
-        if progress is not None:
-            progress.cancel()
-            await asyncio.wait([progress])
-        restore()
-    if interrupted is None:
-        task.result()
-    return interrupted
-
-
-def _allow_files(connections: int) -> None:
-    """Raise the limit of open files as far as needed. Raises ``TargetError``."""
-    needed = connections + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise TargetError(
-            f"{connections} connections need more open files than the limit of {hard}; "
-            "lower --max-concurrency or raise it with ulimit -n"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _result_path(options: ServeOptions) -> Path | None:
-    """Where the JSON goes; its folder is made and tried before the run. Raises ``OSError``."""
-    if options.save_result is None:
+def _file(options: ServeOptions, name: str | None, ending: str) -> Path | None:
+    """Where a file goes; its folder is made and tried before the run. Raises ``OSError``."""
+    if name is None:
         return None
-    path = Path(options.result_dir) / (options.save_result or f"bench-serve-{date()}.json")
+    path = Path(options.result_dir) / (name or f"bench-serve-{date()}.{ending}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab"):
         return path

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.loadtest import report
-from penstock.loadtest.load import Load
+from penstock.loadtest.load import Load, plans
 from penstock.loadtest.offline_engine import described, engine_of, guarded, parser_for
 from penstock.loadtest.options import integer
 from penstock.loadtest.own_server import own_server
@@ -145,7 +145,7 @@ async def _first_token(url: str) -> float:
         raise ServerFailed(str(error)) from error
     body = request_body(_PROMPT, model=model, chat=False, extra={"ignore_eos": True})
     load = Load(
-        target.pool, lambda index: target.post(body), [0.0], max_concurrency=1, timeout=ANSWER_S
+        target.pool, lambda *_: target.post(body), plans([0.0]), max_concurrency=1, timeout=ANSWER_S
     )
     began = time.perf_counter()
     await load.run()

@@ -28,7 +28,9 @@ class Turn(msgspec.Struct):
     speaker: str = msgspec.field(name="from", default="")
 
 
-class _Conversation(msgspec.Struct):
+class Conversation(msgspec.Struct):
+    """One of a ShareGPT file."""
+
     conversations: list[Turn] = []
 
 
@@ -54,7 +56,8 @@ def token_counter(tokenizer: str | None) -> Count:
     return lambda text: len(loaded.encode(text, add_special_tokens=False))
 
 
-def _read(path: str) -> bytes:
+def read_file(path: str) -> bytes:
+    """The whole file that ``--dataset-path`` names. Raises ``BadDataset``."""
     if not path:
         raise BadDataset("--dataset-path must name the file of this --dataset-name")
     try:
@@ -71,7 +74,7 @@ def read_sharegpt(path: str, seed: int, count: Count, output_len: int | None) ->
     ``BadDataset``.
     """
     try:
-        read = msgspec.json.decode(_read(path), type=list[_Conversation])
+        read = msgspec.json.decode(read_file(path), type=list[Conversation])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadDataset(f"{path}: no ShareGPT file: {error}") from None
     pairs = [c.conversations for c in read if len(c.conversations) >= 2]
@@ -97,7 +100,7 @@ def read_jsonl(path: str, count: Count, output_len: int | None, default_len: int
     """
     decoder = msgspec.json.Decoder(_Line)
     found = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(read_file(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:

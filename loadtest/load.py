@@ -7,12 +7,19 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from penstock.loadtest.answer_stream import AnswerStream, Failure
 from penstock.loadtest.connection import ConnectFailed, ConnectionGone, ConnectionPool
 from penstock.loadtest.http_response import BadResponse
+from penstock.loadtest.sessions import Answer
+
+if TYPE_CHECKING:
+    Times = array[float]
+else:  # before Python 3.12 it has no items where the program runs
+    Times = array
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,10 +27,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     scheduled: float
-    """When it should have been sent: its arrival or, in a closed loop, the end of another."""
+    """When it should have been sent: its arrival; in a closed loop, the end of another; in a
+    conversation, the end of the turn before and the pause behind it."""
     started: float
     """When it was sent, or began to connect."""
-    stamps: array[float]
+    stamps: Times
     """When each chunk with content came."""
     last: float
     """When the last chunk came."""
@@ -34,6 +42,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int | None
     failure: Failure | None
     text: str
+    cached_tokens: int | None = None
+    """Of the prompt, found in the server's prefix cache; ``None``: it does not tell."""
+    turn: int = 0
+    """Of its conversation."""
 
     @property
     def first(self) -> float:
@@ -69,29 +81,57 @@ class Slots:
             self._waiter.set_result(None)
 
 
+class SessionPlan(NamedTuple):
+    """Requests that follow each other; most are alone."""
+
+    arrival: float
+    """Seconds after the start."""
+    first: int
+    """The index of its first request; the others have the next ones."""
+    turns: int = 1
+
+
+def plans(arrivals: Sequence[float], turns: Sequence[int] | None = None) -> list[SessionPlan]:
+    """A session at each of ``arrivals``. turns: how many requests each has; otherwise one."""
+    found, first = [], 0
+    for arrival, count in zip(arrivals, turns or [1] * len(arrivals), strict=True):
+        found.append(SessionPlan(arrival, first, count))
+        first += count
+    return found
+
+
 class Load:
     """One run. ``outcomes``, ``failed`` and ``running`` may be read while it goes on."""
 
     def __init__(
         self,
         pool: ConnectionPool,
-        make_request: Callable[[int], bytes],
-        arrivals: Sequence[float],
+        make_request: Callable[[int, Sequence[Answer]], bytes],
+        sessions: Sequence[SessionPlan],
         *,
         max_concurrency: int | None,
         timeout: float,
+        open_loop: bool = False,
+        pause: float = 0.0,
+        max_seconds: float | None = None,
         keep_text: bool = False,
     ) -> None:
-        """``make_request(i)`` gives the bytes of request i, sent ``arrivals[i]`` s after the start.
+        """``make_request(i, answers)`` gives the bytes of request i behind the answers of its
+        session's earlier ones.
 
-        With arrivals that are all 0 and ``max_concurrency`` it is a closed loop: each end lets the
-        next one start. ``timeout`` is in seconds, for each request.
+        At most ``max_concurrency`` sessions run at the same time. ``open_loop``: they are to begin
+        at their arrivals, whatever the limit; otherwise each end lets the next one begin, and that
+        is when it was to. ``timeout``: seconds for each request; ``pause``: seconds between an
+        answer and the next turn; ``max_seconds``: after that nothing new is sent.
         """
         self._pool = pool
         self._make_request = make_request
-        self._arrivals = arrivals
-        self._limit = min(max_concurrency or len(arrivals), len(arrivals))
+        self._sessions = sessions
+        self._limit = min(max_concurrency or len(sessions), len(sessions))
         self._timeout = timeout
+        self._open_loop = open_loop
+        self._pause = pause
+        self._max_seconds = float("inf") if max_seconds is None else max_seconds
         self._keep_text = keep_text
         self._began = 0.0
         self.outcomes: list[Outcome] = []
@@ -102,29 +142,59 @@ class Load:
 
     @property
     def planned(self) -> int:
-        return len(self._arrivals)
+        return sum(session.turns for session in self._sessions)
 
     def elapsed(self) -> float:
         return time.perf_counter() - self._began
 
-    async def run(self) -> None:
-        """Send all; returns when all have ended. Cancelled, it ends the open ones uncounted."""
-        self._began = time.perf_counter()
+    async def run(self, began: float | None = None) -> None:
+        """Send all; returns when all have ended. Cancelled, it ends the open ones uncounted.
+
+        began: the ``time.perf_counter`` at which the run starts; otherwise now.
+        """
+        self._began = time.perf_counter() if began is None else began
         slots = Slots(self._limit, 0.0)
         try:
             async with asyncio.TaskGroup() as group:
-                for index, arrival in enumerate(self._arrivals):
-                    while (wait := arrival - self.elapsed()) > 0:
-                        await asyncio.sleep(wait)  # uvloop rounds to 1 ms, up or down
+                for session in self._sessions:
+                    if session.arrival >= self._max_seconds:
+                        break
+                    await self._until(session.arrival)
                     free_since = await slots.take()
-                    group.create_task(self._one(index, arrival or free_since, slots))
+                    if self.elapsed() >= self._max_seconds:
+                        break
+                    scheduled = session.arrival if self._open_loop else free_since
+                    group.create_task(self._session(session, scheduled, slots))
         finally:
             self.duration = max((o.ended for o in self.outcomes), default=self.elapsed())
             self._pool.close()
 
-    async def _one(self, index: int, scheduled: float, slots: Slots) -> None:
+    async def _until(self, at: float) -> None:
+        while (wait := at - self.elapsed()) > 0:
+            await asyncio.sleep(wait)  # uvloop rounds to 1 ms, up or down
+
+    async def _session(self, session: SessionPlan, scheduled: float, slots: Slots) -> None:
+        """One turn after the other, as far as they are answered."""
+        answers: list[Answer] = []
+        try:
+            for turn in range(session.turns):
+                if turn:
+                    if scheduled >= self._max_seconds:
+                        return
+                    await self._until(scheduled)
+                stream, outcome = await self._one(session.first + turn, turn, scheduled, answers)
+                if outcome.failure is not None:
+                    return
+                answers.append(Answer("".join(stream.text), stream.token_ids))
+                scheduled = outcome.ended + self._pause
+        finally:
+            slots.give_back(self.elapsed())
+
+    async def _one(
+        self, index: int, turn: int, scheduled: float, answers: Sequence[Answer]
+    ) -> tuple[AnswerStream, Outcome]:
         stream = AnswerStream(keep_text=self._keep_text)
-        request = self._make_request(index)
+        request = self._make_request(index, answers)
         self.running[index] = stream
         started = self.elapsed()
         failure: Failure | None = None
@@ -144,12 +214,14 @@ class Load:
             del self.running[index]
         ended = self.elapsed()
         self.failed += failure is not None
-        self.outcomes.append(self._outcome(index, scheduled, started, ended, stream, failure))
-        slots.give_back(ended)
+        outcome = self._outcome(index, turn, scheduled, started, ended, stream, failure)
+        self.outcomes.append(outcome)
+        return stream, outcome
 
     def _outcome(
         self,
         index: int,
+        turn: int,
         scheduled: float,
         started: float,
         ended: float,
@@ -168,4 +240,6 @@ class Load:
             completion_tokens=usage.completion_tokens if usage else None,
             failure=failure,
             text="".join(stream.text),
+            cached_tokens=usage.cached_tokens if usage else None,
+            turn=turn,
         )

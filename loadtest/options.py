@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 METRICS = (*LIMITED, "queue")
+Since = Literal["intended", "sent"]
+"""From when TTFT and E2EL count: from when a request was to be sent, so that what waited in this
+client counts too (coordinated omission), or from when it was."""
 
 
 def integer(least: int, most: int) -> Callable[[str], int]:

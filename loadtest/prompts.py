@@ -38,7 +38,9 @@ class RandomShape(msgspec.Struct, frozen=True):
     range_ratio: float = 0.0
     """Lengths are drawn evenly from ``len * (1 - ratio)`` to ``len * (1 + ratio)``."""
     prefix_len: int = 0
-    """Tokens at the beginning that all prompts share; they come on top of ``input_len``."""
+    """Tokens at the beginning that prompts share; they come on top of ``input_len``."""
+    prefix_count: int = 1
+    """Different prefixes, which the prompts take in turn."""
 
     def length(self, draw: random.Random, mean: int) -> int:
         low = max(1, math.floor(mean * (1 - self.range_ratio)))
@@ -62,11 +64,11 @@ def random_prompts(
     """
     draw = random.Random(f"prompts {seed}")
     pool = WORDS if as_text else range(vocab_size)
-    prefix = draw.choices(pool, k=shape.prefix_len)
+    prefixes = [draw.choices(pool, k=shape.prefix_len) for _ in range(shape.prefix_count)]
     made = []
-    for _ in range(count):
+    for number in range(count):
         own = draw.choices(pool, k=shape.length(draw, shape.input_len))
-        parts = prefix + own
+        parts = prefixes[number % len(prefixes)] + own
         content = " ".join(map(str, parts)) if as_text else parts
         made.append(
             Prompt(

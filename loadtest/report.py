@@ -13,6 +13,12 @@ from penstock.loadtest.device_limits import DeviceLimits
 from penstock.loadtest.results import LATENCIES, percentile_name
 
 WIDTH = 44
+RUN_COLUMNS = {
+    "server": "server", "level": "load", "request_throughput": "req/s",
+    "output_throughput": "tokens/s", "median_ttft_ms": "TTFT ms", "p99_ttft_ms": "p99",
+    "median_tpot_ms": "TPOT ms", "p99_tpot_ms": "p99", "median_e2el_ms": "E2EL ms",
+    "failed": "failed",
+}  # fmt: skip
 
 
 def _value(value: Any) -> str:
@@ -82,7 +88,9 @@ def serve_table(result: Mapping[str, Any], names: Sequence[str], shares: Sequenc
         ("Failed requests", result["failed"]),
         ("Interrupted requests", result["interrupted"] or None),
         ("Duration (s)", result["duration"]),
+        ("Unsent requests", result["unsent"] or None),
         ("Input tokens", result["total_input_tokens"]),
+        ("Of them from the prefix cache (%)", _percent(result["prefix_hit_share"])),
         ("Output tokens", result["total_output_tokens"]),
         ("Requests a second", result["request_throughput"]),
         ("Goodput (requests a second)", result["request_goodput"]),
@@ -101,6 +109,39 @@ def serve_table(result: Mapping[str, Any], names: Sequence[str], shares: Sequenc
         parts.append(f"failed, {kind}: {found['count']}{examples}")
     parts.extend(f"note: {note}" for note in result["notes"])
     return "\n\n".join(parts)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def level_name(result: Mapping[str, Any]) -> str:
+    """How much load a run was, in a few words."""
+    limit, rate = result.get("max_concurrency"), result.get("request_rate")
+    if result.get("ramp_up_strategy"):
+        load = f"{result['ramp_up_start_rps']:g} to {result['ramp_up_end_rps']:g} req/s"
+    elif result.get("burst_size"):
+        load = f"{result['burst_size']} each {result['burst_interval']:g} s"
+    elif result.get("dataset_name") == "trace":
+        load = f"the trace at {result.get('trace_speed', 1):g}×"
+    elif rate not in (None, "inf"):
+        load = f"{rate:g} req/s"
+    else:
+        return f"{limit} at a time" if limit else "all at once"
+    return f"{load}, {limit} at a time" if limit else load
+
+
+def runs_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each run."""
+    entries = [
+        {
+            **{name: result.get(name) for name in RUN_COLUMNS},
+            "server": str(result.get("base_url", "")),
+            "level": level_name(result),
+        }
+        for result in results
+    ]
+    return table(RUN_COLUMNS, entries)
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.loadtest.load import Outcome
+from penstock.loadtest.options import Since
 
 Values = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -23,19 +24,24 @@ LATENCIES = {
 EXAMPLES_PER_KIND = 3
 
 
-def latencies(outcomes: Iterable[Outcome]) -> dict[str, Values]:
+def origin(one: Outcome, since: Since) -> float:
+    """Seconds of the run's clock from which a request's latencies count."""
+    return one.scheduled if since == "intended" else one.started
+
+
+def latencies(outcomes: Iterable[Outcome], since: Since) -> dict[str, Values]:
     """Milliseconds, by the names of ``LATENCIES``; one value a request, of ``itl`` one a chunk.
 
-    TTFT: from sending (connecting included) to the first chunk with content. ITL: between chunks
-    with content. E2EL: from sending to the last chunk with a choice. TPOT:
+    TTFT: from ``since`` (connecting included) to the first chunk with content. ITL: between chunks
+    with content. E2EL: from ``since`` to the last chunk with a choice. TPOT:
     ``(e2el - ttft) / (tokens - 1)``, of answers with two tokens or more.
     """
     done = list(outcomes)
     found: dict[str, list[float]] = {name: [] for name in LATENCIES}
     gaps = [np.diff(np.asarray(one.stamps)) for one in done]
     for one in done:
-        found["ttft"].append(one.first - one.started)
-        found["e2el"].append(one.last - one.started)
+        found["ttft"].append(one.first - origin(one, since))
+        found["e2el"].append(one.last - origin(one, since))
         found["queue"].append(one.started - one.scheduled)
         if one.output_len > 1:
             found["tpot"].append((one.last - one.first) / (one.output_len - 1))
@@ -44,14 +50,16 @@ def latencies(outcomes: Iterable[Outcome]) -> dict[str, Values]:
     return values
 
 
-def goodput(outcomes: Sequence[Outcome], limits: Mapping[str, float], duration: float) -> float:
+def goodput(
+    outcomes: Sequence[Outcome], limits: Mapping[str, float], duration: float, since: Since
+) -> float:
     """Requests a second whose every latency in ``limits`` (milliseconds) keeps its limit.
 
     The ITL of a request is its mean. An answer of one token has no TPOT and no ITL: both are 0.
     """
     good = 0
     for one in outcomes:
-        measured = latencies([one])
+        measured = latencies([one], since)
         good += all(
             (measured[name].mean() if measured[name].size else 0.0) <= limit
             for name, limit in limits.items()
@@ -107,6 +115,7 @@ def summarise(
     limits: Mapping[str, float],
     names: Sequence[str],
     percentiles: Sequence[float],
+    since: Since = "intended",
 ) -> dict[str, Any]:
     """All the figures of a run. ``input_lens`` are used where the server sent no usage."""
     done = [one for one in outcomes if one.failure is None]
@@ -116,7 +125,7 @@ def summarise(
         for one in done
     )
     outputs = sum(one.output_len for one in done)
-    measured = latencies(done)
+    measured = latencies(done, since)
     found: dict[str, Any] = {
         "duration": duration,
         "completed": len(done),
@@ -124,7 +133,7 @@ def summarise(
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": len(done) / duration,
-        "request_goodput": goodput(done, limits, duration) if limits else None,
+        "request_goodput": goodput(done, limits, duration, since) if limits else None,
         "output_throughput": outputs / duration,
         "total_token_throughput": (inputs + outputs) / duration,
         "max_output_tokens_per_s": busiest_second(done, duration),
@@ -133,6 +142,17 @@ def summarise(
     for name in names:
         found |= spread(measured[name], name, percentiles)
     return found
+
+
+def prefix_hits(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """What the server says that it found in its prefix cache, of the prompts for which it does."""
+    told = [o for o in outcomes if o.failure is None and o.cached_tokens is not None]
+    cached = sum(one.cached_tokens or 0 for one in told)
+    prompts = sum(one.prompt_tokens or 0 for one in told)
+    return {
+        "total_cached_tokens": cached if told else None,
+        "prefix_hit_share": cached / prompts if prompts else None,
+    }
 
 
 def token_counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -159,7 +179,9 @@ def failures(outcomes: Iterable[Outcome]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def details(outcomes: Iterable[Outcome], input_lens: Sequence[int | None]) -> dict[str, Any]:
+def details(
+    outcomes: Iterable[Outcome], input_lens: Sequence[int | None], since: Since = "intended"
+) -> dict[str, Any]:
     """Each request on its own, in the order of sending; seconds. A failed one has TTFT 0."""
     ordered = sorted(outcomes, key=lambda one: one.index)
     return {
@@ -167,11 +189,12 @@ def details(outcomes: Iterable[Outcome], input_lens: Sequence[int | None]) -> di
             input_lens[o.index] if o.prompt_tokens is None else o.prompt_tokens for o in ordered
         ],
         "output_lens": [0 if o.failure else o.output_len for o in ordered],
-        "ttfts": [0.0 if o.failure else o.first - o.started for o in ordered],
+        "ttfts": [0.0 if o.failure else o.first - origin(o, since) for o in ordered],
         "itls": [[] if o.failure else np.diff(np.asarray(o.stamps)).tolist() for o in ordered],
-        "e2els": [0.0 if o.failure else o.last - o.started for o in ordered],
+        "e2els": [0.0 if o.failure else o.last - origin(o, since) for o in ordered],
         "start_times": [o.started for o in ordered],
         "queue_delays": [o.started - o.scheduled for o in ordered],
+        "turns": [o.turn for o in ordered],
         "generated_texts": [o.text for o in ordered],
         "errors": [f"{o.failure.kind}: {o.failure.message}" if o.failure else "" for o in ordered],
     }

@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from penstock.loadtest.api_key import KEY_HELP
+from penstock.loadtest.arrivals import Ramp, arrival_times, burst_times, ramp_times
+from penstock.loadtest.load_flags import (
+    RATE,
+    arrival_flags,
+    check_load,
+    session_flags,
+    trace_flags,
+)
 from penstock.loadtest.options import (
+    Since,
     extra_body,
     goodput_limits,
     header,
@@ -34,50 +43,115 @@ SAMPLING_FLAGS: dict[str, type[int] | type[float]] = {
 }
 """Sent in the body when given; a server that does not know one says so itself."""
 DEFAULT_OUTPUT_LEN = 128
+DATASETS = ("random", "sharegpt", "jsonl", "conversation", "agent", "trace")
+OF_FILES = ("sharegpt", "jsonl", "trace")
 
 
 class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Checked flags of one run."""
 
     base_url: str
+    other_urls: list[str]
+    """Servers that get the same load."""
     endpoint: str
     model: str | None
     api_key: str | None
     header: list[tuple[str, str]]
-    dataset_name: Literal["random", "sharegpt", "jsonl"]
+    dataset_name: Literal["random", "sharegpt", "jsonl", "conversation", "agent", "trace"]
     dataset_path: str
     tokenizer: str | None
     random_input_len: int
     random_output_len: int | None
     random_range_ratio: float
     random_prefix_len: int
+    random_prefix_count: int
     random_format: Literal["auto", "tokens", "text"]
     vocab_size: int
     output_len: int | None
+    turns: tuple[int, int]
+    """Least and most requests of a conversation."""
+    think_time: float
+    agent_prefix_hits: float
+    agent_input_ratio: float
+    trace_speed: float
+    trace_block_size: int
     num_prompts: int
     max_concurrency: int | None
     request_rate: float
     burstiness: float
+    ramp_up_strategy: Ramp | None
+    ramp_up_start_rps: float | None
+    ramp_up_end_rps: float | None
+    burst_size: int | None
+    burst_interval: float
+    max_seconds: float | None
+    client_processes: int
+    sweep_concurrency: list[int]
+    sweep_rate: list[float]
     seed: int
+    level: int = 0
+    """Which run of a sweep: each has other prompts."""
     warmup_requests: int
     ready_timeout: float | None
     request_timeout: float
     sampling: dict[str, Any]
     """What goes into each body beside the prompt."""
     goodput: dict[str, float]
+    latency_from: Since
     percentile_metrics: list[str]
     metric_percentiles: list[float]
     save_result: str | None
     """File name; empty: one is made up; ``None``: nothing is saved."""
     result_dir: str
     save_detailed: bool
+    report: str | None
+    """File of the HTML page; empty: one is made up; ``None``: none is written."""
     metadata: dict[str, str]
     quiet: bool
+
+    @property
+    def prompt_seed(self) -> int | str:
+        return f"{self.seed} level {self.level}" if self.level else self.seed
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests come at times of their own, and wait for no answer to another."""
+        return (
+            math.isfinite(self.request_rate)
+            or self.ramp_up_strategy is not None
+            or self.burst_size is not None
+            or self.dataset_name == "trace"
+        )
+
+    def arrivals(self, count: int) -> list[float]:
+        """Seconds from the start to each of ``count`` sessions."""
+        shape, seed = self.burstiness, self.prompt_seed
+        first, last = self.ramp_up_start_rps, self.ramp_up_end_rps
+        if self.ramp_up_strategy is not None and first is not None and last is not None:
+            return ramp_times(count, first, last, self.ramp_up_strategy, shape, seed)
+        if self.burst_size is not None:
+            size, interval = self.burst_size, self.burst_interval
+            return burst_times(count, size, interval, self.request_rate, shape, seed)
+        return arrival_times(count, self.request_rate, shape, seed)
+
+    def levels(self) -> list[ServeOptions]:
+        """The runs of a sweep, or the only run."""
+        swept: list[dict[str, Any]] = [{"max_concurrency": n} for n in self.sweep_concurrency]
+        swept += [{"request_rate": rate} for rate in self.sweep_rate]
+        return [
+            msgspec.structs.replace(self, level=number, **level)
+            for number, level in enumerate(swept or [{}])
+        ]
 
 
 def _target_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the server")
-    group.add_argument("--base-url", metavar="URL", help="http(s)://HOST:PORT, in place of these:")
+    group.add_argument(
+        "--base-url",
+        nargs="+",
+        metavar="URL",
+        help="http(s)://HOST:PORT, in place of the next two; several get the same load in turn",
+    )
     group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     group.add_argument("--port", type=integer(1, 65535), default=8000, help="(default: 8000)")
     group.add_argument(
@@ -108,8 +182,13 @@ def _target_flags(parser: argparse.ArgumentParser) -> None:
 
 def _prompt_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is asked")
-    group.add_argument("--dataset-name", choices=["random", "sharegpt", "jsonl"], default="random")
-    group.add_argument("--dataset-path", default="", metavar="FILE", help="sharegpt and jsonl")
+    group.add_argument("--dataset-name", choices=DATASETS, default="random")
+    group.add_argument(
+        "--dataset-path",
+        default="",
+        metavar="FILE",
+        help=f"of {', '.join(OF_FILES)}; of a conversation instead of one at random",
+    )
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
@@ -153,6 +232,13 @@ def _random_flags(group: argparse._ArgumentGroup) -> None:
         help="common tokens before each prompt's own (default: 0)",
     )
     group.add_argument(
+        "--random-prefix-count",
+        type=integer(1, 1_000_000),
+        default=1,
+        metavar="N",
+        help="different prefixes, taken in turn (default: 1)",
+    )
+    group.add_argument(
         "--random-format",
         choices=["auto", "tokens", "text"],
         default="auto",
@@ -168,13 +254,18 @@ def _random_flags(group: argparse._ArgumentGroup) -> None:
 
 def _load_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how much of it")
-    group.add_argument("--num-prompts", type=integer(1, 10_000_000), default=1000, metavar="N")
+    group.add_argument(
+        "--num-prompts",
+        type=integer(1, 10_000_000),
+        metavar="N",
+        help="(default: 1000, of a trace all)",
+    )
     group.add_argument(
         "--max-concurrency", type=integer(1, 1_000_000), metavar="N", help="open at the same time"
     )
     group.add_argument(
         "--request-rate",
-        type=number(0, math.inf, above=True),
+        type=RATE,
         default=math.inf,
         metavar="R",
         help="arrivals a second, at random (default: inf, all at once)",
@@ -186,6 +277,7 @@ def _load_flags(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="shape of the gaps: 1 Poisson, less bursty, more regular (default: 1)",
     )
+    arrival_flags(group)
     group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     group.add_argument(
         "--warmup-requests",
@@ -205,6 +297,12 @@ def _result_flags(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME:MS",
         help="count requests that keep these limits: ttft, tpot, itl, e2el",
+    )
+    group.add_argument(
+        "--latency-from",
+        choices=get_args(Since),
+        default="intended",
+        help="when TTFT and E2EL begin: when a request was to be sent, or when it was",
     )
     group.add_argument(
         "--percentile-metrics",
@@ -230,6 +328,9 @@ def _result_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--result-dir", default="", metavar="FOLDER", help="where that goes")
     group.add_argument("--save-detailed", action="store_true", help="each request in it too")
     group.add_argument(
+        "--report", nargs="?", const="", metavar="FILE", help="write an HTML page with plots"
+    )
+    group.add_argument(
         "--metadata", type=metadata, nargs="+", action="extend", default=[], metavar="KEY=VALUE"
     )
     group.add_argument(
@@ -246,6 +347,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _target_flags(found)
     _prompt_flags(found)
+    session_flags(found)
+    trace_flags(found)
     _load_flags(found)
     _result_flags(found)
     return found
@@ -258,14 +361,15 @@ def parse(arguments: Sequence[str]) -> ServeOptions:
     host = found.pop("host")
     host = f"[{host}]" if ":" in host else host
     port = found.pop("port")
-    found["base_url"] = found["base_url"] or f"http://{host}:{port}"
+    found["base_url"], *found["other_urls"] = found["base_url"] or [f"http://{host}:{port}"]
+    check_load(found, reader.error)
     try:
         found["goodput"] = goodput_limits(found["goodput"])
     except ValueError as error:
         reader.error(str(error))
     if not found["endpoint"].startswith("/"):
         reader.error(f"--endpoint {found['endpoint']}: it must begin with /")
-    if found["dataset_name"] != "random" and not found["dataset_path"]:
+    if found["dataset_name"] in OF_FILES and not found["dataset_path"]:
         reader.error(f"--dataset-name {found['dataset_name']} needs --dataset-path")
     sampling: dict[str, Any] = {name: found.pop(name) for name in SAMPLING_FLAGS}
     sampling["ignore_eos"] = True if found.pop("ignore_eos") else None

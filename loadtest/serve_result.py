@@ -9,8 +9,11 @@ import numpy as np
 
 from penstock.loadtest import results
 from penstock.loadtest.environment import usable_cores
-from penstock.loadtest.load import Load, Outcome
+from penstock.loadtest.load import Outcome
+from penstock.loadtest.measured_run import MeasuredRun
+from penstock.loadtest.options import Since
 from penstock.loadtest.serve_options import ServeOptions
+from penstock.loadtest.time_bins import quantiles, timeline
 from penstock.loadtest.workload import Workload
 
 BUSY_SHARE = 0.8
@@ -22,64 +25,85 @@ LATE_SHARE = 0.1
 """Sending later than this, and than this share of the median TTFT, is noted."""
 
 
-def serve_result(
-    options: ServeOptions, load: Load, workload: Workload, *, cpu: float, interrupted: int | None
-) -> dict[str, Any]:
-    """Everything measured in a run. ``cpu``: seconds that this process used in it."""
-    outcomes = load.outcomes
-    input_lens = [prompt.input_len for prompt in workload.prompts]
-    elapsed = max(load.elapsed(), 1e-9)
+def serve_result(options: ServeOptions, run: MeasuredRun, workload: Workload) -> dict[str, Any]:
+    """Everything measured in a run."""
+    outcomes, since = run.outcomes, options.latency_from
+    input_lens = workload.source.input_lens
     counts = results.token_counts(outcomes)
     client = {
-        "cpu_share": cpu / elapsed,
-        "cpu_us_per_chunk": cpu / counts["chunks"] * 1e6 if counts["chunks"] else None,
+        "processes": len(run.cpus),
+        "cpu_share": max(run.cpus) / run.elapsed,
+        "cpu_us_per_chunk": sum(run.cpus) / counts["chunks"] * 1e6 if counts["chunks"] else None,
         "usable_cores": usable_cores(),
     }
     found = {
-        "num_prompts": options.num_prompts,
+        **_asked(options, workload),
+        **results.summarise(
+            outcomes,
+            run.duration,
+            input_lens=input_lens,
+            limits=options.goodput,
+            names=options.percentile_metrics,
+            percentiles=options.metric_percentiles,
+            since=since,
+        ),
+        **results.prefix_hits(outcomes),
+        "goodput_limits_ms": options.goodput,
+        "latency_from": since,
+        "interrupted": run.interrupted or 0,
+        "unsent": run.unsent,
+        "token_counts": counts,
+        "error_kinds": results.failures(outcomes),
+        "client": client,
+    }
+    found["notes"] = _notes(options, workload, found, run)
+    found["timeline"] = timeline(outcomes, run.duration, since)
+    found["quantiles"] = quantiles(outcomes, since)
+    if options.save_detailed:
+        found |= results.details(outcomes, input_lens, since)
+    return found
+
+
+def _asked(options: ServeOptions, workload: Workload) -> dict[str, Any]:
+    """What load it was."""
+    found: dict[str, Any] = {
+        "num_prompts": len(workload.source.output_lens),
+        "num_sessions": workload.sessions,
         "request_rate": "inf" if math.isinf(options.request_rate) else options.request_rate,
         "burstiness": options.burstiness,
         "max_concurrency": options.max_concurrency,
         "dataset_name": options.dataset_name,
         "seed": options.seed,
-        **results.summarise(
-            outcomes,
-            load.duration,
-            input_lens=input_lens,
-            limits=options.goodput,
-            names=options.percentile_metrics,
-            percentiles=options.metric_percentiles,
-        ),
-        "goodput_limits_ms": options.goodput,
-        "interrupted": interrupted or 0,
-        "token_counts": counts,
-        "error_kinds": results.failures(outcomes),
-        "client": client,
     }
-    found["notes"] = _notes(options, outcomes, workload, found, interrupted)
-    if options.save_detailed:
-        found |= results.details(outcomes, input_lens)
-    return found
+    names: tuple[str, ...] = ()
+    if options.ramp_up_strategy is not None:
+        names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+    elif options.burst_size is not None:
+        names = ("burst_size", "burst_interval")
+    elif options.dataset_name == "trace":
+        names = ("trace_speed",)
+    return found | {name: getattr(options, name) for name in names}
 
 
 def _notes(
-    options: ServeOptions,
-    outcomes: list[Outcome],
-    workload: Workload,
-    found: dict[str, Any],
-    interrupted: int | None,
+    options: ServeOptions, workload: Workload, found: dict[str, Any], run: MeasuredRun
 ) -> list[str]:
-    done = [one for one in outcomes if one.failure is None]
-    notes = [workload.note] if workload.note else []
-    if interrupted is not None:
-        notes.append(f"interrupted: the {interrupted} open requests are in no figure")
+    done = [one for one in run.outcomes if one.failure is None]
+    notes = list(workload.notes)
+    if run.interrupted is not None:
+        notes.append(f"interrupted: the {run.interrupted} open requests are in no figure")
+    if run.unsent and run.interrupted is None:
+        notes.append(
+            f"{run.unsent} of {found['num_prompts']} requests were not sent: the time was over "
+            "(--max-seconds), or an earlier turn of their conversation had failed"
+        )
     notes.extend(_about_tokens(options, done, workload, found["token_counts"]))
     if found["client"]["cpu_share"] > BUSY_SHARE and found["duration"] > BUSY_SECONDS:
         notes.append(
             f"this client used {found['client']['cpu_share']:.0%} of one core: the latencies may "
-            "be its own; run it on another machine or lower the load"
+            "be its own; give it --client-processes, run it on another machine or lower the load"
         )
-    notes.extend(_about_lateness(done))
+    notes.extend(_about_lateness(done, options.latency_from))
     return notes
 
 
@@ -97,19 +121,19 @@ def _about_tokens(
             f"{counts['chunks_differ_from_usage']} answers had another number of chunks than of "
             f"tokens (in all {counts['chunks']} chunks, {tokens} tokens): ITL is between chunks"
         )
-    asked = workload.prompts
-    early = sum(one.output_len < asked[one.index].output_len for one in done)
+    asked = workload.source.output_lens
+    early = sum(one.output_len < asked[one.index] for one in done)
     if early and options.sampling.get("ignore_eos"):
         notes.append(f"{early} answers were shorter than asked for in spite of --ignore-eos")
-    elif early and options.dataset_name == "random":
+    elif early and options.dataset_name not in ("sharegpt", "jsonl"):
         notes.append(
             f"{early} answers were shorter than asked for; --ignore-eos makes them all as long"
         )
     return notes
 
 
-def _about_lateness(done: list[Outcome]) -> list[str]:
-    """Coordinated omission: what TTFT would be if waiting in this client counted."""
+def _about_lateness(done: list[Outcome], since: Since) -> list[str]:
+    """Coordinated omission: what TTFT is with and without the waiting in this client."""
     if not done:
         return []
     late = np.asarray([one.started - one.scheduled for one in done]) * 1e3
@@ -117,8 +141,13 @@ def _about_lateness(done: list[Outcome]) -> list[str]:
     worst = float(np.percentile(late, 99))
     if worst < LATE_MS or worst < LATE_SHARE * float(np.median(ttft)):
         return []
-    total = late + ttft
-    return [
-        f"requests were sent up to {worst:.0f} ms (p99) later than scheduled; counted from then, "
-        f"TTFT is {np.median(total):.0f} ms (median) and {np.percentile(total, 99):.0f} ms (p99)"
-    ]
+    told = f"requests were sent up to {worst:.0f} ms (p99) later than scheduled"
+    if since == "intended":
+        return [f"{told}, which TTFT and E2EL include; {_ttft(ttft)} from sending"]
+    return [f"{told}; counted from then, {_ttft(late + ttft)}"]
+
+
+def _ttft(values: results.Values) -> str:
+    return (
+        f"TTFT is {np.median(values):.0f} ms (median) and {np.percentile(values, 99):.0f} ms (p99)"
+    )

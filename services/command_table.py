@@ -78,6 +78,10 @@ TOOLS = {
     "models": Tool("list what a server serves", "services.commands.models"),
     "keys": Tool("make, list and take back keys of a server's clients", "services.commands.keys"),
     "status": Tool("processes, queues and rates of a running server", "services.commands.status"),
+    "doctor": Tool(
+        "what this machine has, and what would keep a server from working",
+        "services.commands.doctor",
+    ),
     "stop": Tool("end a server of yours on this host", "services.commands.stop"),
     "completion": Tool(
         "print a script that completes commands in a shell", "services.commands.completion"
@@ -98,7 +102,7 @@ MODEL_COMMANDS = ("plan", "warm")
 HEADINGS = {
     "Run a server": ("serve", "plan", "tune", "warm"),
     "Use one": ("chat", "complete", "embed", "models"),
-    "Look after one": ("status", "stop", "keys", "trace"),
+    "Look after one": ("status", "doctor", "stop", "keys", "trace"),
     "Models on this disk": ("pull", "list", "rm"),
     "Measure": ("bench", "eval"),
     "Run one process of a server": ("router", "tokenizer", "scheduler", "worker", "frontend"),

@@ -63,6 +63,7 @@ SHARING = {
         "pipeline/test_pipeline_playground_markdown.py",
         "pipeline/test_pipeline_socket_drain.py",
         "loadtest/test_loadtest_foreign.py",
+        "loadtest/test_loadtest_modes.py",
         "loadtest/test_loadtest_own_server.py",
         "loadtest/test_loadtest_random_load.py",
         "loadtest/test_loadtest_trace.py",

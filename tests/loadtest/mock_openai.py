@@ -21,6 +21,8 @@ from aiohttp import web
 
 BEHAVIOURS = {
     "plain": "one chunk a token",
+    "serial": "one request at a time, in the order of their arrival",
+    "remembers": "usage counts as cached what an earlier prompt began with",
     "early-role": "an empty chunk with the role, at once",
     "pairs": "two tokens in each chunk",
     "empty-text": "every second chunk has no text; usage counts it",
@@ -47,6 +49,8 @@ class Mock:
         self.seen: list[dict[str, Any]] = []
         self.connections: set[int] = set()
         self.counts: Counter[str] = Counter()
+        self.free_at = 0.0
+        self.prompts: list[list[int]] = []
 
     async def models(self, request: web.Request) -> web.Response:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -88,16 +92,36 @@ class Mock:
             request.transport.abort()
         return await self.stream(request, body, kind, record)
 
+    def begins(self, kind: str, arrived: float, tokens: int) -> float:
+        """When the work on a request starts."""
+        if kind != "serial":
+            return arrived
+        begins = max(arrived, self.free_at)
+        self.free_at = begins + self.ttft + (tokens - 1) * self.itl
+        return begins
+
+    def cached(self, prompt: list[int]) -> int:
+        """Tokens at the beginning that an earlier prompt had there, too."""
+        most = 0
+        for earlier in self.prompts:
+            pairs = zip(prompt, earlier, strict=False)
+            most = max(most, next((n for n, (a, b) in enumerate(pairs) if a != b), len(earlier)))
+        self.prompts.append(prompt)
+        return min(most, len(prompt))
+
     async def stream(
         self, request: web.Request, body: dict[str, Any], kind: str, record: dict[str, Any]
     ) -> web.StreamResponse:
         chat = "chat" in request.path
         tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         prompt = body.get("prompt") or body["messages"][0]["content"]
-        usage = {
+        usage: dict[str, Any] = {
             "prompt_tokens": len(prompt) if isinstance(prompt, list) else len(prompt.split()),
             "completion_tokens": tokens,
         }
+        if kind == "remembers":
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached(prompt)}
+        begins = self.begins(kind, record["arrived"], tokens)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if kind == "closing":
             response.force_close()
@@ -107,7 +131,9 @@ class Mock:
             await response.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
         def chunk(text: str, finish: str | None) -> dict[str, Any]:
-            part = {"delta": {"content": text}} if chat else {"text": text}
+            part: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+            if body.get("return_token_ids"):
+                part["token_ids"] = [900 + len(text)]
             made = {"choices": [{"index": 0, **part, "finish_reason": finish}]}
             return made | ({"usage": usage} if kind == "continuous-usage" else {})
 
@@ -116,7 +142,7 @@ class Mock:
         step = 2 if kind == "pairs" else 1
         total = 1 if kind == "no-text" else tokens // step
         for number in range(total):
-            due = record["arrived"] + self.ttft + number * self.itl
+            due = begins + self.ttft + number * self.itl
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             if number == 2 and kind == "error-event":
                 await event({"error": {"message": "the engine is gone", "code": 500}})

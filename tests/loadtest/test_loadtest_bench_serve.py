@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -10,38 +9,17 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_server import SMALL, in_some_moment, mock_server, seen
 
 from penstock.loadtest import bench_serve
 from penstock.loadtest import eval as evaluation
 
 TTFT_MS, ITL_MS = 80.0, 20.0
-SMALL = ["--random-input-len", "8", "--warmup-requests", "0", "--quiet"]
-
-
-@contextlib.contextmanager
-def mock_server(*arguments: str) -> Iterator[str]:
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("mock_openai.py")), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -67,21 +45,6 @@ def run(tmp_path: Path) -> Any:
         return code, json.loads(path.read_text())
 
     return once
-
-
-def seen(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url + "/seen", timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
-
-
-def in_some_moment(check: Callable[[], None]) -> None:
-    """It holds one time of four: other processes make delays longer, never shorter, and not always
-    as much."""
-    for _ in range(3):
-        with contextlib.suppress(AssertionError):
-            return check()
-    return check()
 
 
 def test_the_latencies_are_the_delays_that_the_server_was_set_to(slow: str, run: Any) -> None:
@@ -263,19 +226,25 @@ def test_requests_arrive_at_the_planned_times(fast: str, run: Any) -> None:
     in_some_moment(check)
 
 
-def test_waiting_in_the_client_is_shown_and_not_hidden_in_the_latencies(
+def test_waiting_in_the_client_counts_as_latency_unless_asked_otherwise(
     slow: str, run: Any
 ) -> None:
     """Arrivals twice as fast as two at a time can be served: coordinated omission."""
 
     def check() -> None:
-        _, result = run(
+        flags = (
             *(slow, "plain", "--num-prompts", "30", "--request-rate", "50"),
             *("--max-concurrency", "2", "--random-output-len", "1"),
         )
+        _, result = run(*flags)
+        waited = result["median_queue_ms"]
+        assert result["p99_queue_ms"] > 400
+        assert result["median_ttft_ms"] == pytest.approx(waited + TTFT_MS, rel=0.2)
+        assert any("which TTFT and E2EL include" in note for note in result["notes"])
+        _, result = run(*flags, "--latency-from", "sent")
         assert TTFT_MS - 1 < result["median_ttft_ms"] < 2 * TTFT_MS
         assert result["p99_queue_ms"] > 400
-        assert any("later than scheduled" in note for note in result["notes"])
+        assert any("counted from then" in note for note in result["notes"])
 
     in_some_moment(check)
 

@@ -52,6 +52,12 @@ def test_the_prefix_is_shared_and_comes_on_top() -> None:
     assert len({tuple(ids[30:]) for ids in made}) == 20
 
 
+def test_several_prefixes_are_taken_in_turn() -> None:
+    made = [content(p) for p in make(6, prefix_len=30, prefix_count=3)]
+    assert len({tuple(ids[:30]) for ids in made}) == 3
+    assert [made[n][:30] == made[n + 3][:30] for n in range(3)] == [True] * 3
+
+
 def test_the_same_seed_makes_the_same_prompts() -> None:
     assert make(seed=3) == make(seed=3) != make(seed=4)
 
@@ -169,8 +175,7 @@ def test_a_short_file_is_repeated_and_that_is_noted(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     made = workload("--dataset-name", "jsonl", "--dataset-path", str(path), "--num-prompts", "5")
     assert [content(p) for p in made.prompts] == ["a", "b", "a", "b", "a"]
-    assert made.note is not None
-    assert "2 prompts" in made.note
+    assert "2 prompts" in made.notes[0]
 
 
 def test_forms_that_the_endpoint_cannot_take_are_refused(tmp_path: Path) -> None:

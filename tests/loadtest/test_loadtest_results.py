@@ -9,7 +9,8 @@ import pytest
 
 from penstock.loadtest.answer_stream import Failure
 from penstock.loadtest.load import Outcome
-from penstock.loadtest.results import details, failures, summarise
+from penstock.loadtest.results import details, failures, prefix_hits, summarise
+from penstock.loadtest.time_bins import quantiles, timeline
 
 ALL = ("ttft", "tpot", "itl", "e2el", "queue")
 
@@ -32,6 +33,7 @@ def figures(*outcomes: Outcome, duration: float = 2.0, **limits: float) -> dict[
         limits=limits,
         names=ALL,
         percentiles=(0, 50, 100),
+        since="sent",
     )
 
 
@@ -51,6 +53,43 @@ def test_latencies_are_those_of_the_definitions() -> None:
         "mean_queue_ms": 25, "p100_queue_ms": 50,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_latencies_count_from_when_a_request_was_to_be_sent_unless_asked_otherwise() -> None:
+    """Coordinated omission: the second request waited 400 ms in the client."""
+    late = outcome(1, 0.5, [0.8, 1.1], scheduled=0.1)
+    found = summarise(
+        [ONE, late], 2.0, input_lens=[7, 7], limits={}, names=ALL, percentiles=(0, 100)
+    )
+    expected = {
+        "p0_ttft_ms": 150, "p100_ttft_ms": 700, "p0_e2el_ms": 450, "p100_e2el_ms": 1000,
+        "p100_queue_ms": 400, "mean_itl_ms": 200, "mean_tpot_ms": 225,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_prefix_hits_are_those_that_the_server_tells() -> None:
+    told = outcome(0, 0.0, [0.1], cached_tokens=8)
+    silent = outcome(1, 0.0, [0.1], prompt_tokens=100)
+    assert prefix_hits([told, silent]) == {"total_cached_tokens": 8, "prefix_hit_share": 0.8}
+    assert prefix_hits([silent]) == {"total_cached_tokens": None, "prefix_hit_share": None}
+
+
+def test_a_time_line_shares_the_run_over_round_bins() -> None:
+    found = timeline([outcome(0, 0.0, [0.15, 0.25]), outcome(1, 0.1, [0.35])], 0.35, "sent")
+    assert found["bin_s"] == 0.1
+    assert found["arrived"] == [1, 1, 0, 0]
+    assert found["completed"] == [0, 0, 1, 1]
+    assert found["open"] == pytest.approx([1, 2, 1.5, 0.5])
+    assert found["output_tokens_per_s"] == pytest.approx([0, 10, 10, 10])
+    assert found["median_ttft_ms"] == [None, 150.0, None, 250.0]
+    assert len(timeline([outcome(0, 0.0, [3000.0])], 3000.0, "sent")["open"]) <= 121
+
+
+def test_quantiles_are_the_latencies_below_which_a_share_stays() -> None:
+    found = quantiles([outcome(n, 0.0, [n / 1000]) for n in range(101)], "sent")
+    assert found["ttft"] == pytest.approx(list(found["shares"]))
+    assert "itl" not in found  # nothing was measured
 
 
 def test_rates_are_over_the_duration() -> None:
@@ -99,7 +138,7 @@ def test_failures_show_a_few_different_messages() -> None:
 
 
 def test_details_are_in_the_order_of_sending() -> None:
-    found = details([TWO, ONE], [7, 7])
+    found = details([TWO, ONE], [7, 7], "sent")
     assert found["ttfts"] == pytest.approx([0.1, 0.3])
     assert found["itls"][0] == pytest.approx([0.1, 0.2])
     assert found["start_times"] == [0.0, 0.5]

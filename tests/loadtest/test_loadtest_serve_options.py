@@ -27,6 +27,28 @@ def test_host_and_port_make_the_url() -> None:
     assert parse(["--base-url", "https://a/v1", "--port", "80"]).base_url == "https://a/v1"
 
 
+def test_a_sweep_is_a_run_for_each_level_with_other_prompts() -> None:
+    levels = parse(["--sweep-concurrency", "1", "8"]).levels()
+    assert [one.max_concurrency for one in levels] == [1, 8]
+    assert len({one.prompt_seed for one in levels}) == 2
+    assert [one.request_rate for one in parse(["--sweep-rate", "2", "4"]).levels()] == [2, 4]
+    assert parse([]).levels() == [parse([])]
+
+
+def test_a_load_is_open_where_requests_have_times_of_their_own() -> None:
+    trace = ["--dataset-name", "trace", "--dataset-path", "x"]
+    ramp = ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "1", "--ramp-up-end-rps", "2"]
+    for flags in (["--request-rate", "1"], ["--burst-size", "2"], ramp, trace):
+        assert parse(flags).open_loop
+    assert not parse([]).open_loop
+    assert not parse(["--max-concurrency", "3"]).open_loop
+
+
+def test_several_servers_may_be_named() -> None:
+    options = parse(["--base-url", "http://a", "http://b"])
+    assert (options.base_url, options.other_urls) == ("http://a", ["http://b"])
+
+
 def test_sampling_flags_and_extra_body_go_into_the_body() -> None:
     options = parse(
         ["--temperature", "0", "--top-p", "0.9", "--extra-body", '{"top_p": 1, "n": 2}']
@@ -58,6 +80,17 @@ def test_a_result_folder_alone_saves_under_a_made_up_name() -> None:
         (["--dataset-name", "sharegpt"], "--dataset-path"),
         (["--endpoint", "v1/x"], "--endpoint"),
         (["--prompts", "3"], "--prompts"),
+        (["--sweep-rate", "1", "--sweep-concurrency", "1"], "give one of them"),
+        (["--sweep-concurrency", "1", "--max-concurrency", "1"], "takes the place of"),
+        (["--sweep-rate", "1", "--request-rate", "1"], "takes the place of"),
+        (["--ramp-up-strategy", "linear"], "--ramp-up-start-rps"),
+        (["--ramp-up-end-rps", "3"], "--ramp-up-strategy"),
+        (["--dataset-name", "trace", "--dataset-path", "x", "--request-rate", "1"], "times of its"),
+        (["--dataset-name", "trace"], "--dataset-path"),
+        (["--client-processes", "3", "--max-concurrency", "2"], "--client-processes"),
+        (["--dataset-name", "agent", "--turns", "1"], "--turns"),
+        (["--dataset-name", "conversation", "--dataset-path", "x", "--turns", "2"], "--turns"),
+        (["--dataset-name", "agent", "--turns", "3:4"], "--turns"),
     ],
 )
 def test_a_wrong_flag_is_named_with_its_value(

@@ -46,7 +46,7 @@ MOST_CALLS = 280_000
 """Functions that a help may call, those of its imports among them: of Python and of C."""
 LIGHT = [
     "chat", "complete", "embed", "models", "keys", "status", "stop", "pull", "list", "rm",
-    "completion", "plan", "warm",
+    "completion", "doctor", "plan", "warm",
 ]  # fmt: skip
 
 

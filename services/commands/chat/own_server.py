@@ -28,14 +28,17 @@ KEPT_LINES = 20
 def own_server(
     model: str, flags: Sequence[str], environment: Mapping[str, str], style: Style
 ) -> Iterator[str]:
-    """Serve ``model`` on a free port of this host; gives the URL once it is ready.
+    """Serve ``model``, or the built-in one where that is empty, on a free port of this host; gives
+    the URL once it is ready.
 
     flags: further ones of ``penstock serve``. style: of standard error, where a line tells how far
     it is. Raises ``CommandError`` with the server's own last words.
     """
     command = [
         *(sys.executable, "-m", "penstock.services", "serve"),
-        *(*flags, f"--model={model}", "--host", "127.0.0.1", "--port", "0"),
+        *flags,
+        *([f"--model={model}"] if model else []),
+        *("--host", "127.0.0.1", "--port", "0"),
         *("--log-format", "json", "--drain-timeout-s", "0"),
         f"--parent-pid={os.getpid()}",
     ]
@@ -61,7 +64,7 @@ def _url(process: subprocess.Popen[bytes], model: str, style: Style) -> str:
     if process.stdout is None:
         raise ValueError("the server's standard output must be a pipe")
     seen: deque[str] = deque(maxlen=KEPT_LINES)
-    _show(f"starting a server for {model}", style, end="\n")
+    _show(f"starting a server for {model or 'the built-in model'}", style, end="\n")
     for line in process.stdout:
         record = _record(line)
         if record.get("event") == "serving":

@@ -52,14 +52,14 @@ def commands() -> list[Completable]:
 
 
 def _bench(summary: str) -> list[Completable]:
-    """Flags of ``bench serve`` alone: the other modules import torch."""
-    from penstock.loadtest import bench, serve_options
+    """Flags of two of them: the other modules import torch."""
+    from penstock.loadtest import bench, bench_report, serve_options
 
-    flags = _flags(serve_options.parser())
+    flags = {"serve": _flags(serve_options.parser()), "report": _flags(bench_report.parser())}
     return [
         Completable("bench", summary, words=tuple(bench.COMMANDS)),
         *(
-            Completable(f"bench {name}", about, flags if name == "serve" else ())
+            Completable(f"bench {name}", about, flags.get(name, ()), files=name == "report")
             for name, about in bench.COMMANDS.items()
         ),
     ]

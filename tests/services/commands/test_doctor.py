@@ -1,0 +1,221 @@
+"""``penstock doctor``: what it finds on this machine, and what it says would not work."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_run import environment, run
+from served import Served
+
+from penstock import __version__
+from penstock.protocol.config.machine import Machine
+from penstock.services.commands.doctor.finding import Finding, Section, as_text, verdict
+from penstock.services.commands.doctor.hardware import Probe, _Device, gpus, probed, processor
+from penstock.services.commands.doctor.limits import limits
+from penstock.services.commands.doctor.smoke import _judged
+
+QUICK = ("--smoke-test", "none", "--port", "0")
+GIB = 1 << 30
+
+
+def found(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The findings of a report in JSON, by their names."""
+    report = json.loads(done.stdout)
+    return {one["name"]: one for section in report["sections"] for one in section["findings"]}
+
+
+@pytest.mark.parametrize("device", ["null", pytest.param("cpu", marks=pytest.mark.slow)])
+def test_where_all_is_well_a_server_starts_and_answers_and_the_report_says_so(
+    short_folder: Path, device: str
+) -> None:
+    done = run(
+        "doctor", "--json", "--smoke-test", device, "--port", "0",
+        timeout=240, XDG_RUNTIME_DIR=str(short_folder),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report, said = json.loads(done.stdout), found(done)
+    assert (report["ok"], report["problems"]) == (True, 0)
+    titles = [section["title"] for section in report["sections"]]
+    assert titles == ["Software", "Machine", "Limits", "Places", "Smoke test"]
+    assert said["penstock"]["value"].startswith(f"{__version__} in ")
+    for package in ("torch", "pyzmq", "msgspec"):
+        assert importlib.metadata.version(package) in said[package]["value"]
+    assert "ready after" in said[f"server on {device}"]["value"]
+    assert "tokens after" in said["answer"]["value"]
+    assert not list(short_folder.glob("penstock-serve-*"))  # it has ended
+
+
+def test_the_report_is_text_that_can_be_pasted_and_holds_no_secret() -> None:
+    done = run("doctor", *QUICK, PENSTOCK_API_KEY="sk-hidden", https_proxy="http://u:pw@proxy")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Software"
+    assert {"Machine", "Limits", "Places"} <= set(lines)
+    assert "PENSTOCK_API_KEY" in done.stdout
+    assert "https_proxy" in done.stdout
+    assert not [word for word in ("sk-hidden", "pw@proxy", "\x1b") if word in done.stdout]
+    assert lines[-1].startswith("Nothing was found that would keep a server from working")
+
+
+def test_a_port_that_another_program_has_is_a_problem_with_a_remedy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        done = run("doctor", "--smoke-test", "none", "--port", str(number))
+    assert done.returncode == 1
+    assert f"x port {number}" in done.stdout
+    assert "-> stop what listens there" in done.stdout
+    assert "1 problem (x) would keep a server from working" in done.stdout
+
+
+def test_the_port_of_grpc_is_looked_at_where_a_server_would_serve_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        done = run("doctor", "--json", *QUICK, PENSTOCK_GRPC_PORT=number)
+    assert done.returncode == 1
+    said = found(done)
+    assert (said["port 0"]["state"], said[f"port {number}"]["state"]) == ("ok", "problem")
+
+
+def test_the_port_of_the_users_own_server_is_no_problem(server: Served) -> None:
+    place = str(Path(server.router.removeprefix("ipc://")).parent.parent)
+    number = server.url.rpartition(":")[2]
+    done = run("doctor", "--json", "--smoke-test", "none", "--port", number, XDG_RUNTIME_DIR=place)
+    assert done.returncode == 0, done.stdout
+    assert found(done)[f"port {number}"]["value"] == f"a server of yours listens at {server.url}"
+
+
+def test_too_few_open_files_are_a_problem() -> None:
+    command = [sys.executable, "-m", "penstock.services", "doctor", *QUICK]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash", *command],
+        capture_output=True, text=True, timeout=60, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    assert "200, at most 200" in done.stdout
+    assert "LimitNOFILE=" in done.stdout
+
+
+def test_a_wrong_setting_of_the_environment_is_named_as_serve_names_it() -> None:
+    done = run("doctor", "--json", *QUICK, PENSTOCK_PROT="8000")
+    assert done.returncode == 1
+    problems = [
+        one["value"]
+        for section in json.loads(done.stdout)["sections"]
+        for one in section["findings"]
+        if one["state"] == "problem"
+    ]
+    assert len(problems) == 1
+    assert "PENSTOCK_PROT" in problems[0]
+
+
+def test_a_server_that_cannot_start_is_a_problem_in_its_own_words(tmp_path: Path) -> None:
+    far = tmp_path / ("long" * 25)
+    far.mkdir()
+    done = run(
+        "doctor", "--json", "--smoke-test", "null", "--port", "0",
+        timeout=240, XDG_RUNTIME_DIR=str(far),
+    )  # fmt: skip
+    assert done.returncode == 1
+    said = found(done)
+    assert said["sockets"]["state"] == "problem"
+    assert "XDG_RUNTIME_DIR" in said["sockets"]["remedy"]
+    assert said["server on null"]["state"] == "problem"
+    assert "`penstock serve` ended with" in said["server on null"]["value"]
+
+
+def test_a_folder_of_models_that_cannot_be_made_is_a_problem() -> None:
+    done = run("doctor", "--json", *QUICK, HF_HOME="/dev/null/models")
+    assert done.returncode == 1
+    assert found(done)["models"]["state"] == "problem"
+    assert "HF_HOME" in found(done)["models"]["remedy"]
+
+
+def test_the_probe_tells_what_torch_says_of_itself() -> None:
+    probe = probed(os.environ)
+    assert probe.error == ""
+    assert probe.torch.partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
+    assert probe.threads >= 1
+
+
+def test_a_torch_that_cannot_be_imported_is_a_problem_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so: no such file')\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    probe = probed({**os.environ, "PYTHONPATH": paths})
+    assert "libcudart.so" in probe.error
+    (problem,) = gpus(Machine(2, 2, 0), probe)
+    assert problem.state == "problem"
+
+
+H100 = _Device("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("probe", "words"),
+    [
+        (Probe("2.13.0+cpu", None, "13.0", 8, []), "a build of torch for CUDA"),
+        (Probe("2.13.0", "13.0", None, 8, []), "install the NVIDIA driver"),
+        (Probe("2.13.0", "13.0", "12.2", 8, []), "the driver does CUDA 12.2"),
+        (Probe("2.13.0", "13.0", "13.0", 8, [_Device("P4", (6, 1), GIB, GIB)]), "capability 7.5"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_a_problem_with_its_remedy(probe: Probe, words: str) -> None:
+    problems = [one for one in gpus(Machine(8, 4, 1), probe) if one.state == "problem"]
+    assert len(problems) == 1
+    assert words in problems[0].remedy
+    assert "--device cpu" in problems[0].remedy
+
+
+def test_a_gpu_that_works_is_told_and_one_in_use_is_a_warning(tmp_path: Path) -> None:
+    module = tmp_path / "proc/driver/nvidia/version"
+    module.parent.mkdir(parents=True)
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
+    _, driver, fine = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]), tmp_path)
+    assert driver.value == "580.65.06, for CUDA 13.0 or older"
+    assert (fine.state, fine.name) == ("ok", "GPU 0")
+    assert "NVIDIA H100, 79.0 GiB free of 80.0 GiB, compute capability 9.0" in fine.value
+    used = _Device("NVIDIA H100", (9, 0), 80 * GIB, 8 * GIB)
+    *_, busy = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [used]))
+    assert busy.state == "warning"
+    assert "--gpu-memory-utilization" in busy.remedy
+
+
+def test_little_memory_and_little_shared_memory_for_several_gpus_are_warnings() -> None:
+    memory = {one.name: one for one in processor(Machine(8, 4, 0, free_bytes=GIB))}["memory"]
+    assert (memory.state, memory.value.startswith("1.0 GiB free")) == ("warning", True)
+    absent = Path("/no/such/folder")
+    shared = {one.name: one for one in limits(2, absent)}["shared memory"]
+    assert (shared.state, shared.value) == ("warning", f"no {absent}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "device", "state"),
+    [
+        ({"choices": [{"message": {"content": "42"}}], "usage": {"completion_tokens": 1}},
+         "cpu", "ok"),
+        ({"choices": [{"message": {"content": "41"}}], "usage": {"completion_tokens": 1}},
+         "cpu", "problem"),
+        ({"choices": [{"message": {"content": "q"}}], "usage": {"completion_tokens": 1}},
+         "null", "ok"),
+        ({"choices": []}, "null", "problem"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_judged_where_the_device_computes(
+    answer: dict[str, Any], device: str, state: str
+) -> None:
+    assert _judged(answer, device, 0.1).state == state
+
+
+def test_a_remedy_stands_below_what_it_is_for() -> None:
+    section = Section("Limits", [Finding("a", "b\nc", "problem", "d"), Finding("longer", "e")])
+    assert as_text([section]).splitlines() == [
+        "Limits", "x a       b", "          c", "          -> d", "  longer  e",
+    ]  # fmt: skip
+    assert verdict([section]).startswith("1 problem (x)")

@@ -48,7 +48,6 @@ class Run:
         self.results: list[dict[str, Any]] = []
         self.failures: list[str] = []
 
-    @property
     def is_over(self) -> bool:
         return time.monotonic() > self._end
 
@@ -96,7 +95,7 @@ def _seconds(case: Case) -> float:
     calls = max(2, min(_MOST_CALLS, round(_LEAST_SECONDS / once) + 1, max(case.copies, 8)))
     if once < _LEAST_SECONDS:
         calls = max(calls, min(case.copies, _MOST_CALLS))
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):  # without what torch.cuda.graph collects before each
         graph.capture_begin()
         try:
@@ -105,7 +104,7 @@ def _seconds(case: Case) -> float:
         finally:
             graph.capture_end()
     graph.replay()
-    found = []
+    found: list[float] = []
     for _ in range(_REPLAYS):
         begin.record()
         graph.replay()
@@ -124,14 +123,14 @@ def measured(run: Run, shapes: Sequence[str], formats: Sequence[str], rows: Sequ
     for name in shapes:
         layer = Layer(name, device)
         for format in formats:
-            if run.is_over:
+            if run.is_over():
                 run.failures.append(f"{name}, {format}: no time was left")
                 continue
             weights, plain = _weights(layer, format)
             most = layer.reference(plain, wanted_rows(name), format)
             del plain
             for case in cases_of(layer, weights, format, rows):  # type: ignore[arg-type]
-                if run.is_over:
+                if run.is_over():
                     break
                 multiplies = case.kernel != "quantize x"
                 run.measure(case, most[: case.rows] if multiplies else None)

@@ -188,7 +188,7 @@ def _multiply(
                     product = total
                 for near in tl.static_range(SUBS // PARTS):
                     left = lefts[part * (SUBS // PARTS) + near]
-                    right = rights[(part * (SUBS // PARTS) + near) * GROUPS + group]
+                    right = rights[(part * (SUBS // PARTS) + near) * GROUPS + group]  # type: ignore[var-annotated]
                     if INTERPRETED:
                         left, right = left.to(tl.float32), right.to(tl.float32)
                     product = tl.dot(left, right, product, input_precision="ieee")

@@ -291,7 +291,8 @@ class HopperLinear:
         self._part = 64 // self._halves
         self._gelu = gated and activation == "gelu_tanh"
         self._biases = biases
-        self._scales, self._x_scales = scales or [None] * len(weights), x_scales
+        plain: list[Tensor | None] = [None] * len(weights)
+        self._scales, self._x_scales = scales or plain, x_scales
         self._out_dtype = out_dtype or x.dtype
         size = x.element_size()
         box = [self._part, _slab(x.dtype)]

@@ -344,6 +344,8 @@ def _cpu_product(piece: Piece, x: Tensor) -> Tensor:
         return two_level_product(x, piece)
     if isinstance(piece, Linear):
         return piece(x)
+    if isinstance(piece, WordWeight):
+        raise ValueError("words of a weight are multiplied on GPUs alone")
     return torch.nn.functional.linear(x, piece.dequantized(x.dtype))
 
 

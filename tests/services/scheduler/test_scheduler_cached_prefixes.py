@@ -53,7 +53,10 @@ class Watched:
 
     def known(self, tokens: list[int]) -> int:
         """Tokens of a prompt that the router takes for cached."""
-        return covered(self.router.depths(prefix_of(tokens), [NUMBER]).get(NUMBER, 0))
+        for depth, bits in self.router.deepest(prefix_of(tokens)):
+            if NUMBER in self.router.engines_of(bits):
+                return covered(depth)
+        return 0
 
     def cached(self, tokens: list[int], request: int) -> int:
         """The same, as the engine itself finds it when it runs the prompt."""

@@ -54,7 +54,7 @@ def run(config):
 service.run = run
 config = Config(device=DeviceConfig(device="cuda", device_index=3))
 sources = {"router": Source("flag", "")}
-cli._run("worker", [config], sources, cli.Internal(), 0.0, False, (config, sources))
+cli._run("worker", [config], sources, cli.Internal(), 0.0, False, (config, sources), "")
 """
     environment = {name: v for name, v in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     out = subprocess.run(

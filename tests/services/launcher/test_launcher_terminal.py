@@ -173,8 +173,10 @@ def test_the_curl_of_the_block_works_and_shows_no_key(shown: OnTerminal) -> None
 def test_ctrl_c_ends_a_start_and_nothing_has_colour_where_that_is_not_wanted() -> None:
     server = OnTerminal("--device", "null", NO_COLOR="1")
     try:
-        server.said("ready")
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        server.said("starts 5 processes")
+        started = psutil.Process(server.process.pid).children
+        wait_for(lambda: started(recursive=True))
+        children = started(recursive=True)
         server.interrupt()
         assert server.process.wait(PATIENCE) == 0, server.text
         assert "Penstock is ready" not in server.text

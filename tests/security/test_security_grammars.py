@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -156,10 +157,14 @@ def test_unique_schemas_leave_nothing_on_the_disk_and_little_in_memory(
     processes = members(attack.server)
     before = {pid: one.memory_info().rss for pid, one in processes.items()}
     on_disk = written(attack.server)
-    for number in range(count):
+
+    def one(number: int) -> tuple[int, str]:
         schema = {"type": "object", "properties": {f"name {number}": {"type": "integer"}}}
-        status, message = ask(attack, {"json": schema})
-        assert status == 200, message
+        return ask(attack, {"json": schema})
+
+    with ThreadPoolExecutor(4) as clients:
+        for status, message in clients.map(one, range(count)):
+            assert status == 200, message
     assert members(attack.server).keys() == before.keys(), "no process was lost"
     assert written(attack.server) - on_disk < 2**20
     for pid, one in processes.items():

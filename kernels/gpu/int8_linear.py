@@ -1,6 +1,7 @@
 """int8 products on tensor cores: out = (x Wᵀ) * x_scale * w_scale + b, both operands in int8.
 
-Each row of x is quantized by itself: its largest number becomes 127. Sums are of whole numbers, in
+Each row of x is quantized by itself: its largest number becomes 127; the scale of a row with NaN is
+NaN, so that its products are. Sums are of whole numbers, in
 32 bits: exact. Compute capability 8.0 and newer. References: ``quantize_rows_int8_reference`` and
 ``penstock.kernels.linear`` of what codes and scales stand for.
 """
@@ -35,6 +36,8 @@ def _quantize_int8_kernel(
     inside = column < WIDTH
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(value), 0) / 127.0, 1e-12)
+    broken = tl.max((value != value).to(tl.int32), 0)  # tl.max passes NaN by, and int8 has none
+    scale = tl.where(broken > 0, float("nan"), scale)
     # A number this large has no bits for fractions: adding it rounds to nearest even.
     rounded = (value / scale + 12582912.0) - 12582912.0
     tl.store(codes + row * WIDTH + column, rounded.to(tl.int8), mask=inside)

@@ -33,7 +33,8 @@ from penstock.kernels.gpu.code_pairs import (
 )
 from penstock.kernels.gpu.device_functions import dot
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
-from penstock.kernels.gpu.word_weight import KINDS, SPACE_BYTES, WordWeight
+from penstock.kernels.gpu.word_weight import KINDS, WordWeight
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 
 _ZERO = tl.constexpr(8)
 

@@ -46,7 +46,7 @@ def word_linear(
     divided: bool = False,
 ) -> Tensor:
     """x: [R, K]; bias: [N]; out: [R, N], any distance between rows of both; space: uint8
-    [``word_weight.SPACE_BYTES``], overwritten; quantizes: whether x may be quantized. Returns out,
+    [``SPACE_BYTES``], overwritten; quantizes: whether x may be quantized. Returns out,
     or, if ``divided``, parts [P, R, N] in ``space``, which the next call overwrites."""
     rows, outputs = len(x), weight.shape[0]
     if not rows:

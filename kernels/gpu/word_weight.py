@@ -28,9 +28,6 @@ BLOCK = 128
 _SMALL_GROUPS = (32, 64)
 """Groups of int4 within a block; others are whole blocks."""
 _ROWS_AT_ONCE = 4096
-SPACE_BYTES = 32 << 20
-"""Of the memory that products of one model share (``word_linear``): for a piece of a weight that is
-widened, of a size that stays in the L2 cache; for parts of sums; for rows in FP8."""
 
 
 class WordWeight(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from penstock.services.router.member import RECKONED_SECONDS, Member
 
@@ -13,11 +13,11 @@ class ReadyMembers:
 
     __slots__ = ("_shortest", "members", "places")
 
-    def __init__(self, members: list[Member]) -> None:
-        self.members = members
-        self.places = {member.incarnation: at for at, member in enumerate(members)}
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members = tuple(members)
+        self.places = {member.incarnation: at for at, member in enumerate(self.members)}
         """The place of each in ``members``."""
-        self._shortest = min(map(_longest, members), default=math.inf)
+        self._shortest = min(map(_longest, self.members), default=math.inf)
 
     def without(self, refused: Container[int]) -> ReadyMembers:
         """Those that have not refused; all, if all have."""

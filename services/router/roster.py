@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -89,7 +89,7 @@ class Roster:
             if m.service == service and m.identity.is_of(model) and m.may_do(task)
         ]
 
-    def ready(self, service: str, model: str = "", task: str = "") -> list[Member]:
+    def ready(self, service: str, model: str = "", task: str = "") -> Sequence[Member]:
         return self.ready_members(service, model, task).members
 
     def ready_members(self, service: str, model: str = "", task: str = "") -> ReadyMembers:

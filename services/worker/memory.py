@@ -10,6 +10,8 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 
+MOST_MICRO_BATCHES = 8
+"""Of a pipeline on GPUs, which holds as many steps at a time; more stages take turns."""
 EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
 NULL_BLOCKS = 65_536
@@ -83,7 +85,8 @@ def _micro_batches(config: Config) -> int:
     """One for each stage of a pipeline, where stages compute beside each other."""
     if config.device.device == "null":
         return 1
-    return min(config.cluster.pipeline_parallel_size, config.scheduler.max_num_seqs)
+    stages = min(config.cluster.pipeline_parallel_size, MOST_MICRO_BATCHES)
+    return min(stages, config.scheduler.max_num_seqs)
 
 
 def whole_prompts(capacity: EngineSizes) -> EngineSizes:

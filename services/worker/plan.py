@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
@@ -56,8 +57,6 @@ OUTSIDE_BYTES = 3 * GIB // 4
 """What CUDA's context and the loaded kernels take of a GPU."""
 _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 """As in ``penstock.services.worker.gpu.compressed_layers``."""
-_WORD_SPACE = 32 << 20
-"""Of products of quantized weights, as in ``penstock.kernels.gpu.word_weight``."""
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
@@ -264,7 +263,7 @@ def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> Mem
     if shape.quantized is None:
         return weights_part(shape.parameters, shape.parameters * item, dtype)
     size = shape.quantized.cpu if on_cpu else shape.quantized.gpu
-    title, space = titled(dtype, shape.quantized), 0 if on_cpu else _WORD_SPACE
+    title, space = titled(dtype, shape.quantized), 0 if on_cpu else SPACE_BYTES
     return weights_part(shape.parameters, size.num_bytes(item) + space, title)
 
 
@@ -277,7 +276,7 @@ def _dense_bytes(shape: ModelShape, item: int) -> int:
     """Of the weights in the form of the kernels of GPUs."""
     if shape.quantized is not None:
         more = shape.fp32_norms * (ITEM_BYTES["float32"] - item)
-        return shape.quantized.gpu.num_bytes(item) + more + _WORD_SPACE
+        return shape.quantized.gpu.num_bytes(item) + more + SPACE_BYTES
     return shape.dense_parameters * item + shape.fp32_norms * (ITEM_BYTES["float32"] - item)
 
 

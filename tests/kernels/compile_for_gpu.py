@@ -68,7 +68,8 @@ from penstock.kernels.gpu.sampler_stages import sampler_stages
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.gpu.word_linear import word_linear
-from penstock.kernels.gpu.word_weight import SPACE_BYTES, why_not, word_weight
+from penstock.kernels.gpu.word_weight import why_not, word_weight
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.kernels.quantized_weight import QuantizedWeight
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.wire.messages.engine import EngineSizes

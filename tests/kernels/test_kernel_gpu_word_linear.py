@@ -32,7 +32,8 @@ from penstock.kernels.gpu.int8_linear import (
 )
 from penstock.kernels.gpu.many_rows_codes import TileShape
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
-from penstock.kernels.gpu.word_weight import SPACE_BYTES, WordWeight, word_weight
+from penstock.kernels.gpu.word_weight import WordWeight, word_weight
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.kernels.quantized_weight import QuantizedWeight, quantized
 
 OUTPUTS, INPUTS = 64, 512
@@ -164,6 +165,19 @@ def test_rows_are_quantized_on_a_gpu(kind: str) -> None:
     found, wanted = _product(kind, 72, quantizes=True)
     least = 0.015 if kind != "int8" else 4e-3
     assert least < error(found, wanted) < 0.05
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_stays_so_in_int8_and_spoils_no_other(broken: float) -> None:
+    weight, x = WEIGHTS["int8"], _x(3)
+    x[1, 7] = broken
+    codes = torch.empty(3, INPUTS, dtype=torch.int8, device=DEVICE)
+    scales, out = torch.empty(3, 1, device=DEVICE), torch.empty(3, OUTPUTS, dtype=DTYPE).to(DEVICE)
+    quantize_rows_int8(x, codes, scales)
+    factor = weight.factor
+    assert factor is not None
+    int8_linear(codes, scales, weight.codes.to(DEVICE), factor.to(DEVICE), BIAS, out)
+    assert out.isfinite().all(1).tolist() == [True, False, True]
 
 
 def test_int8_products_are_exact_but_for_the_last_rounding() -> None:

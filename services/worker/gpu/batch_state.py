@@ -21,13 +21,15 @@ from penstock.services.worker.gpu.asked_columns import (
     asked_columns,
 )
 from penstock.services.worker.gpu.shared_rows import SharedRows, shared_rows
+from penstock.services.worker.memory import MOST_MICRO_BATCHES
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
 _ALIGNMENT = 32
 """Arrays begin at multiples of this many numbers: kernels read 16 bytes at once."""
 _FIRST_CHANGES = 16_384
-RING = 6
-"""Host buffers in turn: one is written again only when the step that used it is over."""
+RING = MOST_MICRO_BATCHES + 2
+"""Host buffers in turn, for the steps that are computed, one that waits and one that is read: each
+is written again only when the step that used it is over."""
 
 
 def _padded(count: int, unit: int = _ALIGNMENT) -> int:

@@ -106,7 +106,7 @@ class GpuDecoder(StepDecoder):
 
     def _choose(self, eps: float, compressed: bool) -> KernelChoice[BoundedProducts | None]:
         weights, space, activation = self.weights, self.space, self.config.activation
-        if self._quantized:
+        if any(linear.quantized for layer in weights.layers for linear in layer.linears):
             with torch.inference_mode():
                 return choose_coded(weights, space, eps, activation)
         return choose_products(weights, space, eps, compressed, activation)

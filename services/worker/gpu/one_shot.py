@@ -33,8 +33,9 @@ MOST_BYTES = {2: 1 << 20, 3: 1 << 19, 4: 1 << 19}
 """Of the rows of a sum, by ranks: larger ones go by NCCL, which sends each byte to fewer."""
 MOST_BYTES_OF_MANY = 1 << 18
 MOST_RANKS = 8
-LIMIT_LOOKS = 1 << 28
-"""One to three minutes: longer than any step, and than ranks lie apart."""
+LIMIT_LOOKS = 1 << 30
+"""Some eight minutes: longer than a step that compiles kernels, and than ranks lie apart. The host
+notices a lost rank long before."""
 _TRIAL_LOOKS = 1 << 26
 _TRIALS = 4
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.word_weight import SPACE_BYTES, WordWeight
+from penstock.kernels.gpu.word_weight import WordWeight
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.kernels.quantized_weight import QuantizedWeight
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import KeptPart, LinearSpecification

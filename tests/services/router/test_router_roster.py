@@ -227,6 +227,25 @@ def test_each_model_is_served_once_its_own_parts_are_ready(roster: Roster, wire:
     assert {tuple(m.served) for _, m in wire.take(Members) if m.served} == {("a", "b")}
 
 
+def test_who_is_ready_is_what_the_latest_beats_say(roster: Roster) -> None:
+    def ready() -> list[int]:
+        return [member.incarnation for member in roster.ready("scheduler")]
+
+    join(roster, 1, 2, service="scheduler")
+    assert ready() == [1, 2]
+    roster.beat(beat(1, Phase.DRAINING), 101.0)
+    assert ready() == [2]
+    roster.beat(beat(1), 102.0)
+    assert ready() == [1, 2]
+    found = roster.ready_members("scheduler").that_hold(500)
+    assert len(found.members) == 2, "neither says how long a sequence may be"
+    roster.beat(beat(2, capacity=Capacity(max_model_len=100)), 103.0)
+    found = roster.ready_members("scheduler").that_hold(500)
+    assert [member.incarnation for member in found.members] == [1]
+    roster.bury(roster.members[1], "a test")
+    assert ready() == [2]
+
+
 def serve_for_a_while(roster: Roster, number: int, model: str, *, lost: bool) -> None:
     """A tokenizer and an engine of a model come, are ready and go."""
     parts = ((number, "tokenizer"), (number + 1, "scheduler"))

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from coded_twins import CONFIG, EPS, a_space, agree, step, twins
 
 from penstock.kernels.gpu import code_shapes
-from penstock.kernels.gpu.word_weight import SPACE_BYTES
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.services.worker import plan
 from penstock.services.worker.gpu import coded_products
 from penstock.services.worker.gpu.coded_products import CodedProducts, Fp8Products, choose_coded

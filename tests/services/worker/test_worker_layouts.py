@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from test_worker_plan import GEMMA3_12B, LLAMA_8B, LLAMA_70B, config_for, planned
 
-from penstock.kernels.gpu.word_weight import SPACE_BYTES
+from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.protocol.config import Config, ConfigError, DeviceConfig, LoadingConfig
 from penstock.protocol.model_info import read_model_info
 from penstock.services import cli

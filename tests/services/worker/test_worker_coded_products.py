@@ -18,8 +18,6 @@ pytest.importorskip("triton")
 from coded_twins import CONFIG, EPS, a_space, agree, step, twins
 
 from penstock.kernels.gpu import code_shapes
-from penstock.kernels.quantized_kinds import SPACE_BYTES
-from penstock.services.worker import plan
 from penstock.services.worker.gpu import coded_products
 from penstock.services.worker.gpu.coded_products import CodedProducts, Fp8Products, choose_coded
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
@@ -203,4 +201,3 @@ def test_weights_are_in_words_once_and_take_as_much_memory_as_before() -> None:
         assert (linear.words.words.data_ptr() == address) == (kind == "int8")
         give_words([linear])
         assert linear.num_bytes == before
-    assert plan._WORD_SPACE == SPACE_BYTES

@@ -5,6 +5,7 @@ Exit codes: 0, 2 wrong flags or files.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str]) -> int:
     parsed = reader.parse_args(arguments)
     if len(parsed.label) > len(parsed.FILE):
         reader.error(f"--label: {len(parsed.label)} names for {len(parsed.FILE)} files")
+    if (read := _among(parsed.output, parsed.FILE)) is not None:
+        reader.error(f"--output {parsed.output}: it is {read}, which is read; choose another name")
     from penstock.loadtest.html_report import html_report
     from penstock.loadtest.result_files import BadResult, read_results
 
@@ -59,3 +62,12 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_FLAGS
     print(f"report in {parsed.output}")
     return 0
+
+
+def _among(output: str, paths: Sequence[str]) -> str | None:
+    """Which of the files ``output`` is, by whatever name."""
+    if not os.path.exists(output):
+        return None
+    return next(
+        (path for path in paths if os.path.exists(path) and os.path.samefile(path, output)), None
+    )

@@ -179,10 +179,8 @@ def _run(series: Series, run: Run, *, is_open: bool) -> str:
     parts = [f'<div class="plots">{_over_time(run)}{_curves(run)}</div>']
     parts += [f'<p class="note">{escape(str(note))}</p>' for note in run.get("notes", ())]
     for kind, found in run.get("error_kinds", {}).items():
-        examples = "; ".join(map(str, found["examples"]))
-        parts.append(
-            f'<p class="note">failed, {escape(kind)}: {found["count"]} ({escape(examples)})</p>'
-        )
+        failed = f"failed, {kind}: {found['count']} ({'; '.join(map(str, found['examples']))})"
+        parts.append(f'<p class="note">{escape(failed)}</p>')
     known = [(key, run[key]) for key in SETTINGS if _has(run, key)]
     known += _flat(run.get("client", {}), "client ") + _flat(run.get("environment", {}), "")
     told = [(key, value if isinstance(value, float) else str(value)) for key, value in known]

@@ -4,16 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-NEEDED = ("duration", "completed", "request_throughput", "output_throughput")
 Run = dict[str, Any]
 
 
 class BadResult(ValueError):
     """A file that is no result. The message names it."""
+
+
+class ErrorKind(msgspec.Struct):
+    count: int
+    examples: list[str]
+
+
+class Timeline(msgspec.Struct):
+    """See ``time_bins.timeline``."""
+
+    bin_s: Annotated[float, msgspec.Meta(gt=0)]
+    arrived: list[float]
+    completed: list[float]
+    failed: list[float]
+    open: list[float]
+    output_tokens_per_s: list[float]
+    median_ttft_ms: list[float | None]
+    p99_ttft_ms: list[float | None]
+
+
+class Quantiles(msgspec.Struct):
+    """See ``time_bins.quantiles``."""
+
+    shares: list[float]
+    ttft: list[float] = []
+    tpot: list[float] = []
+    e2el: list[float] = []
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "tpot", "e2el"):
+            found = getattr(self, name)
+            if found and len(found) != len(self.shares):
+                raise ValueError(f"{name}: {len(found)} values for {len(self.shares)} shares")
+
+
+class ReadRun(msgspec.Struct):
+    """What a page computes with, of one run, and of what types. Other fields are shown as text."""
+
+    duration: float
+    completed: float
+    request_throughput: float
+    output_throughput: float
+    failed: float | None = None
+    median_ttft_ms: float | None = None
+    p99_ttft_ms: float | None = None
+    median_tpot_ms: float | None = None
+    p99_tpot_ms: float | None = None
+    median_itl_ms: float | None = None
+    p99_itl_ms: float | None = None
+    median_e2el_ms: float | None = None
+    p99_e2el_ms: float | None = None
+    request_goodput: float | None = None
+    prefix_hit_share: float | None = None
+    max_concurrent_requests: float | None = None
+    max_concurrency: int | None = None
+    request_rate: float | Literal["inf"] | None = None
+    ramp_up_strategy: str | None = None
+    ramp_up_start_rps: float | None = None
+    ramp_up_end_rps: float | None = None
+    burst_size: int | None = None
+    burst_interval: float | None = None
+    trace_speed: float = 1.0
+    notes: list[str] = []
+    error_kinds: dict[str, ErrorKind] = {}
+    client: dict[str, Any] = {}
+    environment: dict[str, Any] = {}
+    timeline: Timeline | None = None
+    quantiles: Quantiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.ramp_up_strategy and None in (self.ramp_up_start_rps, self.ramp_up_end_rps):
+            raise ValueError("ramp_up_strategy needs ramp_up_start_rps and ramp_up_end_rps")
+        if self.burst_size and self.burst_interval is None:
+            raise ValueError("burst_size needs burst_interval")
 
 
 class Series(msgspec.Struct):
@@ -54,22 +127,20 @@ def _runs(path: str) -> list[Run]:
         read = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:
         raise BadResult(f"{path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadResult(f"{path}: no result file: {error}") from None
     runs = read.get("runs", [read]) if isinstance(read, dict) else read
     if not isinstance(runs, list) or not runs:
         raise BadResult(f"{path}: it holds no runs")
-    for run in runs:
-        lacking = [n for n in NEEDED if not isinstance(run, dict) or not _is_number(run.get(n))]
-        if lacking:
+    for number, run in enumerate(runs, start=1):
+        try:
+            msgspec.convert(run, ReadRun)
+        except msgspec.ValidationError as error:
+            which = f", run {number}" if len(runs) > 1 else ""
             raise BadResult(
-                f"{path}: no result of `penstock bench serve`: without {', '.join(lacking)}"
-            )
+                f"{path}{which}: no result of `penstock bench serve`: {error}"
+            ) from None
     return runs
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _different(names: Sequence[str]) -> list[str]:

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from penstock.loadtest import bench, bench_report
-from penstock.loadtest.html_report import COLUMNS, html_report
+from penstock.loadtest.html_report import COLUMNS, COMPARED, html_report
 from penstock.loadtest.load import Outcome
 from penstock.loadtest.report_style import STYLE
-from penstock.loadtest.result_files import BadResult, read_results
+from penstock.loadtest.result_files import BadResult, ReadRun, by_server, read_results
 from penstock.loadtest.results import summarise
 from penstock.loadtest.svg_plot import HEIGHT, Line, plot, shown, ticks
 from penstock.loadtest.time_bins import quantiles, timeline
@@ -243,8 +243,9 @@ def test_a_single_run_and_a_file_of_vllms_tool_make_a_page_too(tmp_path: Path) -
     [
         ("{", "no result file"),
         ("[]", "no runs"),
-        ('{"a": 1}', "without duration"),
-        ("[3]", "without"),
+        ('{"a": 1}', "required field `duration`"),
+        ("[3]", "got `int`"),
+        ("[" * 100_000, "no result file"),
     ],
 )
 def test_a_file_that_is_no_result_is_named(
@@ -257,3 +258,68 @@ def test_a_file_that_is_no_result_is_named(
     assert bench_report.main([str(path)]) == 2
     assert words in capsys.readouterr().err
     assert bench_report.main([str(tmp_path / "none.json")]) == 2
+
+
+FOREIGN = "<script>alert(1)</script>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"error_kinds": {"x": {"count": FOREIGN, "examples": []}}}, "$.error_kinds[...].count"),
+        ({"error_kinds": {"x": {"count": 1}}}, "`examples` - at `$.error_kinds[...]`"),
+        ({"client": None}, "$.client"),
+        ({"environment": [1]}, "$.environment"),
+        ({"notes": None}, "$.notes"),
+        ({"timeline": {"bin_s": 1}}, "`arrived` - at `$.timeline`"),
+        ({"timeline": {**result(1)["timeline"], "bin_s": 0}}, "$.timeline.bin_s"),
+        ({"quantiles": {"shares": [1, 2], "ttft": [3]}}, "ttft: 1 values for 2 shares"),
+        ({"median_ttft_ms": FOREIGN}, "$.median_ttft_ms"),
+        ({"request_rate": FOREIGN}, "$.request_rate"),
+        ({"max_concurrency": FOREIGN}, "$.max_concurrency"),
+        ({"dataset_name": "trace", "trace_speed": None}, "$.trace_speed"),
+        ({"burst_size": 3}, "burst_size needs burst_interval"),
+        ({"ramp_up_strategy": "linear"}, "ramp_up_start_rps"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named_with_its_file_and_run(
+    fields: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, "x.json", [result(1), result(1, **fields)])
+    output = tmp_path / "report.html"
+    assert bench_report.main([path, "-o", str(output)]) == 2
+    told = capsys.readouterr().err
+    assert f"{path}, run 2: " in told
+    assert words in told
+    assert not output.exists()
+
+
+def test_no_text_of_a_run_becomes_markup() -> None:
+    run = result(
+        1, notes=[FOREIGN], error_kinds={FOREIGN: {"count": FOREIGN, "examples": [FOREIGN]}},
+        client={FOREIGN: FOREIGN}, environment={FOREIGN: FOREIGN}, date=FOREIGN, model_id=FOREIGN,
+        base_url=FOREIGN, max_concurrency=FOREIGN, median_itl_ms=FOREIGN, endpoint=[FOREIGN],
+    )  # fmt: skip
+    page = html_report(by_server([run, run | {"base_url": "other"}]), FOREIGN)
+    assert "script" not in Page(page).open
+    assert page.count("&lt;script&gt;") > 10
+
+
+def test_the_type_of_each_figure_is_checked_when_a_file_is_read() -> None:
+    assert {*COLUMNS, *COMPARED} <= {*ReadRun.__struct_fields__}
+
+
+@pytest.mark.parametrize("name", ["a.json", "./a.json", "link.json"])
+def test_a_page_is_not_written_over_a_file_that_it_is_made_of(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other, path = saved(tmp_path, "b.json", result(2)), tmp_path / "a.json"
+    saved(tmp_path, "a.json", result(1))
+    (tmp_path / "link.json").symlink_to("a.json")
+    before = path.read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        bench_report.main([other, "a.json", "-o", name])
+    assert ended.value.code == 2
+    assert f"--output {name}: it is a.json" in capsys.readouterr().err
+    assert path.read_bytes() == before

@@ -45,6 +45,9 @@ def with_layout(resolved: Settings, completed: Settings, machine: Machine) -> tu
     if not is_given and launch.model_dirs:
         # Each model that is loaded later wants a device of its own.
         return completed, f"{one}: --model-dirs leaves the others to models that are loaded later"
+    if reason := _undivided(config):
+        line = f"{one}: {reason}; --data-parallel-size starts an engine on each"
+        return completed, "" if is_given else line
     try:
         gpus = gpus_of(devices, "a plan for the GPUs of this host")
     except ConfigError as unknown:
@@ -52,9 +55,9 @@ def with_layout(resolved: Settings, completed: Settings, machine: Machine) -> tu
     if is_given:
         refuse_impossible(config, gpus)
         return completed, ""
-    if reason := _undivided(config):
-        return completed, f"{one}: {reason}; --data-parallel-size starts an engine on each"
     choice = choose_layout(config, gpus)
+    if isinstance(choice, str):
+        return completed, f"{one}: {choice}; {GIVE_SIZES}"
     config, sources = resolved
     sizes = choice.layout.sizes
     engines = sizes.pop("data_parallel_size")

@@ -93,9 +93,7 @@ def run(
         if configure is not None:
             making = LaterModels(configs, children, configure, registration)
             models = _model_set(configs, children, making, members, log, first)
-        style, tls = style_of(2), bool(config.server.tls_cert)
-        shown = style if style.cursor and logs.for_people(_form(config)) else None
-        lines = StartupLines(log, shown)
+        lines, tls = _startup_lines(config, log), bool(config.server.tls_cert)
         started = children.all if first is None else children.without_engines
         _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
@@ -121,6 +119,11 @@ def run(
             return supervise(supervisor, before_error=lines.clear)
         first.add = supervisor.add
         return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+
+
+def _startup_lines(config: Config, log: Logger) -> StartupLines:
+    style = style_of(2)
+    return StartupLines(log, style if style.cursor and logs.for_people(_form(config)) else None)
 
 
 def _say_start(

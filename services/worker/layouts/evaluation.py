@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -85,6 +85,11 @@ class Engine(NamedTuple):
     """Of a GPU of each stage."""
     cost: EngineCost
 
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence."""
+        return min(account.sizes.max_model_len for account in self.accounts)
+
 
 class Evaluator:
     """Layouts of one model on one kind of GPUs."""
@@ -125,7 +130,7 @@ class Evaluator:
         engine = self.engine(layout)
         if isinstance(engine, Refused):
             return engine
-        if short := self._too_short(engine.accounts):
+        if short := self._too_short(engine):
             return Refused(layout, short)
         return self._outcome(layout, engine)
 
@@ -179,9 +184,9 @@ class Evaluator:
             own_code=self.own_code,
         )
 
-    def _too_short(self, accounts: Sequence[MemoryAccount]) -> str:
+    def _too_short(self, engine: Engine) -> str:
         """Why the workload does not run; empty if it does."""
-        longest = min(account.sizes.max_model_len for account in accounts)
+        longest = engine.max_model_len
         if longest >= self._workload.tokens:
             return ""
         return (
@@ -200,7 +205,7 @@ class Evaluator:
             layout=layout,
             weight_bytes=max(account.bytes_of("weights") for account in accounts),
             kv_tokens=min(account.kv_tokens for account in accounts),
-            max_model_len=min(account.sizes.max_model_len for account in accounts),
+            max_model_len=engine.max_model_len,
             sequences=sequences,
             tokens_per_second=layout.data * rate,
             ttft=cost.prompt_seconds(work.prompt, step),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ from penstock.protocol.config.machine import Machine
 from penstock.services import cli
 
 H100 = "NVIDIA H100 80GB HBM3"
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "vocab_size": 30_522,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+}
 
 
 @pytest.fixture
@@ -114,6 +124,75 @@ def test_sizes_that_are_given_stay_and_nothing_is_chosen_beside_them(
     flags = ["--load-format", "dummy", "--tensor-parallel-size", "2"]
     assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
     assert (sizes(starts[0][0]), starts[0][1]) == ((2, 1, 1), "")
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(("flags", "engines"), [((), 1), (("--data-parallel-size", "2"), 2)])
+def test_an_encoder_starts_with_the_engines_that_were_given(
+    tmp_path: Path, starts: list[tuple[Any, str]], flags: tuple[str, ...], engines: int
+) -> None:
+    assert cli.main(["serve", model(tmp_path, BERT), "--load-format", "dummy", *flags]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, engines)
+    assert line.startswith("one GPU of 8 is used: plans are for decoders") is (engines == 1)
+
+
+@pytest.mark.usefixtures("eight")
+def test_less_kv_memory_than_plans_reckon_with_is_no_reason_to_refuse(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--num-kv-blocks", "64"]
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, 8), line
+    assert " in sequences of 1,024 tokens (the longest that fit), of " in line
+
+
+def foreign(folder: Path, elements: int, **changed: Any) -> str:
+    """A model that transformers' code computes, with a file of so many weights that has none."""
+    tensor = {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}
+    header = json.dumps({"some.weight": tensor}).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + 4 * elements)
+    return model(folder, LLAMA_8B, architectures=["SomeForCausalLM"], **changed)
+
+
+@pytest.mark.usefixtures("eight")
+def test_a_model_by_transformers_that_seems_too_large_is_left_to_its_worker(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    assert cli.main(["serve", foreign(tmp_path, 60 * 10**9)]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, 1)
+    assert line.startswith("one GPU of 8 is used: by an estimate no layout of this model fits on 8")
+    assert "use more" in line
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(
+    ("flags", "changed", "said"),
+    [
+        (("--load-format", "dummy"), {}, "told by its files alone"),
+        ((), {"num_attention_heads": None}, "none of num_attention_heads, n_head"),
+        (("--max-model-len", "1"), {}, "--output-len 0"),
+    ],
+)
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_model_of_which_a_plan_can_tell_nothing_starts_as_on_one_gpu(
+    tmp_path: Path,
+    starts: list[tuple[Any, str]],
+    flags: tuple[str, ...],
+    changed: dict[str, Any],
+    said: str,
+    engines: int,
+) -> None:
+    given = ("--data-parallel-size", "2") if engines == 2 else ()
+    assert cli.main(["serve", foreign(tmp_path, 10**9, **changed), *flags, *given]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, engines)
+    assert (said in line) is (engines == 1)
+    assert line.startswith("one GPU of 8 is used: ") is (engines == 1)
 
 
 @pytest.mark.usefixtures("eight")

@@ -53,6 +53,11 @@ class Recorded(msgspec.Struct, frozen=True):
     blocks: list[int] = []
     content: str | list[int] | list[dict[str, Any]] | None = None
     """The prompt or the messages, where the trace has them."""
+    is_messages: bool = False
+
+    @property
+    def is_ids(self) -> bool:
+        return isinstance(self.content, list) and not self.is_messages
 
 
 def read_trace(path: str, default_len: int) -> list[Recorded]:
@@ -89,8 +94,11 @@ def _recorded(line: _Line) -> Recorded:
     output = max(1, told[0]) if told else 0
     content = line.messages if line.messages is not None else line.prompt
     if isinstance(content, str | list):
-        size = len(content) if line.messages is None and isinstance(content, list) else 0
-        return Recorded(arrival or 0.0, size, output, content=content)
+        if not content:
+            raise ValueError("an empty prompt")
+        is_messages = line.messages is not None
+        size = len(content) if isinstance(content, list) and not is_messages else 0
+        return Recorded(arrival or 0.0, size, output, content=content, is_messages=is_messages)
     length = line.input_length if content is None else content
     if length is None or length < 1:
         raise ValueError("expected input_length, prompt or messages")
@@ -147,7 +155,7 @@ class Replay:
     def prompt(self, index: int, answers: Sequence[Answer]) -> Prompt:
         one = self._trace[index]
         if one.content is not None:
-            return _own(one, self._form)
+            return _own(one)
         joined = (b"," if self._form == "ids" else b" ").join(self._parts(index, one))
         content = b"[%s]" % joined if self._form == "ids" else b'"%s"' % joined
         return Prompt(
@@ -172,16 +180,9 @@ class Replay:
         )
 
 
-def _own(one: Recorded, form: Form) -> Prompt:
-    """A prompt that the trace holds. Raises ``BadDataset`` where the endpoint cannot take it."""
-    content = one.content
-    is_ids = one.input_len > 0
-    is_messages = not is_ids and isinstance(content, list)
-    if is_ids and form == "chat":
-        raise BadDataset("prompts of token ids need --endpoint /v1/completions")
-    if is_messages and form != "chat":
-        raise BadDataset("messages need --endpoint /v1/chat/completions")
-    raw = msgspec.Raw(msgspec.json.encode(content))
+def _own(one: Recorded) -> Prompt:
+    """A prompt that the trace holds; ``Workload`` has checked that the endpoint takes it."""
+    raw = msgspec.Raw(msgspec.json.encode(one.content))
     return Prompt(
-        raw, one.output_len, one.input_len or None, is_messages=is_messages, is_ids=is_ids
+        raw, one.output_len, one.input_len or None, is_messages=one.is_messages, is_ids=one.is_ids
     )

@@ -8,7 +8,7 @@ from typing import Protocol
 from penstock.loadtest.conversation_file import read_conversations
 from penstock.loadtest.dataset_file import BadDataset, read_jsonl, read_sharegpt, token_counter
 from penstock.loadtest.prompts import Prompt, RandomShape, random_prompts
-from penstock.loadtest.replay import Replay, read_trace
+from penstock.loadtest.replay import Recorded, Replay, read_trace
 from penstock.loadtest.serve_options import DEFAULT_OUTPUT_LEN, ServeOptions
 from penstock.loadtest.sessions import (
     AgentShape,
@@ -118,6 +118,7 @@ class Workload:
         name = options.dataset_name
         if name == "trace":
             trace = read_trace(options.dataset_path, options.output_len or DEFAULT_OUTPUT_LEN)
+            _check_form(trace[:count], chat=chat)
             return Replay(
                 trace[:count], form, options.prompt_seed, speed=options.trace_speed,
                 block=options.trace_block_size, vocab_size=options.vocab_size,
@@ -221,7 +222,7 @@ def _from_file(options: ServeOptions) -> list[Prompt]:
     return read_jsonl(path, count, options.output_len, DEFAULT_OUTPUT_LEN)
 
 
-def _check_form(prompts: list[Prompt], *, chat: bool) -> None:
+def _check_form(prompts: Sequence[Prompt | Recorded], *, chat: bool) -> None:
     """Messages go to a chat, token ids to completions, text to both."""
     for prompt in prompts:
         if prompt.is_messages and not chat:

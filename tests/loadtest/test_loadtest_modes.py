@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mock_server import mock_server, seen
 from served import NULL, SharedServers
 
 from penstock.loadtest import bench_serve
@@ -81,6 +82,29 @@ def test_bursts_come_at_once_and_are_queued(run: Any) -> None:
     assert intended(found) == pytest.approx([0.0] * 8 + [0.7] * 8 + [1.4] * 8)
     assert min(found["queue_delays"]) >= 0
     assert found["burst_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "endpoint", "words"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}]}, "completions", "messages need"),
+        ({"prompt": [1, 2]}, "chat/completions", "prompts of token ids need"),
+        ({"prompt": []}, "chat/completions", "line 2: an empty prompt"),
+    ],
+)
+def test_a_trace_with_a_prompt_that_the_endpoint_does_not_take_is_refused_before_the_load(
+    prompt: dict[str, Any], endpoint: str, words: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    path = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 0, "prompt": "one"}, {"timestamp": 50, **prompt}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with mock_server() as url:
+        flags = ["--base-url", url, "--model", "plain", "--endpoint", f"/v1/{endpoint}", "--quiet"]
+        flags += ["--dataset-name", "trace", "--dataset-path", str(path), "--num-warmups", "0"]
+        assert bench_serve.main(flags) == 2
+        assert words in capsys.readouterr().err
+        assert seen(url)["seen"] == []
 
 
 def test_a_trace_is_replayed_at_its_times_with_its_shared_blocks(run: Any, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         page = _file(options, options.report, "html")
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_runs(servers, arguments, found))
+                is_cut = runner.run(_runs(servers, arguments, found))
         finally:  # what was measured before a server failed is not lost
             if found:
                 _keep(found, path, page)
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_FLAGS
     except KeyboardInterrupt:  # before there was anything to print, or the second one
         return INTERRUPTED
-    if any(result["interrupted"] for result in found):
+    if is_cut:
         return INTERRUPTED
     return FAILED if any(result["failed"] for result in found) else 0
 
@@ -77,13 +77,13 @@ def _key(url: str, options: ServeOptions) -> str:
 
 async def _runs(
     servers: Sequence[ServeOptions], arguments: Sequence[str], found: list[dict[str, Any]]
-) -> None:
+) -> bool:
     """Each level of the sweep on each server, in turn: what the machine does meanwhile concerns all
-    of them. Their results go into ``found``, until one is interrupted."""
+    of them. Their results go into ``found``, until one is interrupted; returns whether one was."""
     for number, levels in enumerate(zip(*(one.levels() for one in servers), strict=True)):
         for options in levels:
             warm = options if number == 0 else msgspec.structs.replace(options, warmup_requests=0)
-            result = await _run(warm, arguments)
+            result, is_cut = await _run(warm, arguments)
             if found:
                 print()
             if len(servers) > 1 or options.sweep_concurrency or options.sweep_rate:
@@ -93,12 +93,14 @@ async def _runs(
                 flush=True,
             )
             found.append(result)
-            if result["interrupted"]:
-                return
+            if is_cut:
+                return True
+    return False
 
 
-async def _run(options: ServeOptions, arguments: Sequence[str]) -> dict[str, Any]:
-    """One run on one server. Raises ``TargetError`` and ``BadDataset``."""
+async def _run(options: ServeOptions, arguments: Sequence[str]) -> tuple[dict[str, Any], bool]:
+    """One run on one server, and whether it was interrupted, with open requests or without. Raises
+    ``TargetError`` and ``BadDataset``."""
     headers = _headers(options)
     target = Target(options.base_url, options.endpoint, headers)
     workload = Workload(options, chat=target.chat)
@@ -116,7 +118,7 @@ async def _run(options: ServeOptions, arguments: Sequence[str]) -> dict[str, Any
         load = load_of(options, target, model.id, workload, sessions)
         run = await run_here(load, quiet=options.quiet)
     known = {**environment("penstock bench serve", arguments), "server": target.server}
-    return {
+    result = {
         **options.metadata,
         "date": date(),
         "backend": "openai-chat" if target.chat else "openai",
@@ -126,6 +128,7 @@ async def _run(options: ServeOptions, arguments: Sequence[str]) -> dict[str, Any
         **serve_result(options, run, workload),
         "environment": {**known, "server_version": version},
     }
+    return result, run.interrupted is not None
 
 
 def _keep(found: Sequence[dict[str, Any]], path: Path | None, page: Path | None) -> None:

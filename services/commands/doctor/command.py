@@ -6,11 +6,20 @@ Exit codes: 0, 1 something would keep a server from working, 2 wrong flags, 130 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from penstock.services.commands.doctor.finding import Section, as_text, count, verdict
+from penstock.services.commands.doctor.finding import (
+    Finding,
+    Section,
+    as_text,
+    count,
+    guarded,
+    verdict,
+    without_home,
+)
 from penstock.services.commands.parser import CommandParser
 from penstock.services.commands.printable import printable
 
@@ -22,8 +31,8 @@ def parser() -> CommandParser:
         "doctor",
         "[flags]",
         "Look at what a server needs of this machine, start one with the built-in model, and say "
-        "what would keep one from working. What it prints holds no secrets and may be pasted into "
-        "an issue.",
+        "what would keep one from working. What it prints is meant for an issue: read it before, "
+        "as it shows settings that are wrong and the server's own words.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
@@ -46,7 +55,7 @@ def _port(text: str) -> int:
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Returns the exit code."""
     parsed = parser().parse_args(arguments)
-    sections = list(_sections(parsed, environment))
+    sections = without_home(list(_sections(parsed, environment)))
     if parsed.json:
         found = {
             "ok": count(sections, "problem") == 0,
@@ -69,36 +78,29 @@ def _sections(parsed: argparse.Namespace, environment: Mapping[str, str]) -> Ite
     from penstock.services.commands.doctor.smoke import smoke_test
 
     machine = read_machine(environment=environment)
-    yield Section("Software", [*software.software(), *software.settings(environment)])
-    found = [*hardware.processor(machine)]
-    if software.version("torch"):
-        found += hardware.gpus(machine, hardware.probed(environment))
-    yield Section("Machine", found)
-    yield Section("Limits", [*limits.limits(machine.gpus)])
-    yield Section(
+    yield _section(
+        "Software",
+        ("software", software.software),
+        ("settings", lambda: software.settings(environment)),
+    )
+    yield _section(
+        "Machine",
+        ("processor", lambda: hardware.processor(machine)),
+        ("torch", lambda: hardware.torch_and_gpus(machine, environment)),
+    )
+    yield _section("Limits", ("limits", lambda: limits.limits(machine.gpus)))
+    yield _section(
         "Places",
-        [
-            *(places.port(*one, environment) for one in _addresses(parsed.port, environment)),
-            places.sockets(environment, MAX_IPC_PATH),
-            *places.folders(environment, machine.gpus),
-        ],
+        ("port", lambda: places.listeners(parsed.port, environment)),
+        ("sockets", lambda: places.sockets(environment, MAX_IPC_PATH)),
+        ("folders", lambda: places.folders(environment, machine.gpus)),
     )
     if parsed.smoke_test != "none":
-        test = smoke_test(parsed.smoke_test, environment, style_of(2, environment))
-        yield Section("Smoke test", [*test])
+        style = style_of(2, environment)
+        test = partial(smoke_test, parsed.smoke_test, environment, style)
+        yield _section("Smoke test", (f"server on {parsed.smoke_test}", test))
 
 
-def _addresses(port: int | None, environment: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Where a server would listen by the environment, for HTTP and for gRPC if it is to serve that;
-    by default where that cannot be read. port: of HTTP, as the flag has it."""
-    from penstock.protocol.config import ConfigError, resolve
-    from penstock.protocol.config.server_fields import ServerConfig
-
-    try:
-        server = resolve(("server",), {}, environment)[0].server
-    except ConfigError:
-        server = ServerConfig()
-    found = [(server.host, server.port if port is None else port)]
-    if server.grpc_port is not None:
-        found.append((server.grpc_host or server.host, server.grpc_port))
-    return found
+def _section(title: str, *looks: tuple[str, Callable[[], Iterable[Finding]]]) -> Section:
+    """looks: each with the name of the finding that stands for it where looking fails."""
+    return Section(title, [one for name, look in looks for one in guarded(name, look)])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -22,6 +25,53 @@ class Finding(msgspec.Struct, frozen=True):
 class Section(msgspec.Struct, frozen=True):
     title: str
     findings: Sequence[Finding]
+
+
+def guarded(
+    name: str,
+    look: Callable[[], Iterable[Finding]],
+    remedy: str = "docs/troubleshooting.md lists messages with their causes",
+) -> Iterator[Finding]:
+    """What ``look`` finds; where that fails, a problem of this name in the error's words.
+
+    A machine on which looking fails, with a full disk or a user without a home, is one that needs
+    the rest of the report.
+    """
+    try:
+        yield from look()
+    except (OSError, RuntimeError, ValueError) as error:
+        yield Finding(name, _words(error), "problem", remedy)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def without_home(sections: Sequence[Section]) -> list[Section]:
+    """The same with ``~`` for the user's home, whoever named it: a setting, a library, a server."""
+    try:
+        homes = {str(home) for home in (Path.home(), Path.home().resolve())} - {"/"}
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return list(sections)
+    longest_first = "|".join(re.escape(home) for home in sorted(homes, key=len, reverse=True))
+    if not longest_first:
+        return list(sections)
+    # Neither the end of another path, nor a folder whose name only begins like it.
+    pattern = re.compile(rf"(?<![\w.~-])(?:{longest_first})(?![\w-]|\.\w)")
+    replace = partial(pattern.sub, "~")
+    return [
+        Section(
+            section.title,
+            [
+                msgspec.structs.replace(one, value=replace(one.value), remedy=replace(one.remedy))
+                for one in section.findings
+            ],
+        )
+        for section in sections
+    ]
 
 
 def count(sections: Sequence[Section], state: State) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.protocol.config.machine import Machine
 from penstock.services.commands.doctor.finding import Finding, of_bytes
+from penstock.services.commands.doctor.software import version
 
 GIB = 1 << 30
 LITTLE_MEMORY = 2 * GIB
@@ -106,6 +107,12 @@ def driver_version(root: Path = Path("/")) -> str:
         return ""
     number = re.search(r"\d+\.\d+(\.\d+)?", first)
     return number[0] if number else ""
+
+
+def torch_and_gpus(machine: Machine, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Nothing where torch is not installed, which is found with the other packages."""
+    if version("torch"):
+        yield from gpus(machine, probed(environment))
 
 
 def gpus(machine: Machine, found: Probe, root: Path = Path("/")) -> Iterator[Finding]:

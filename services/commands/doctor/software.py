@@ -27,8 +27,8 @@ SHOWN = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "LD_PRELOA
 
 def software() -> Iterator[Finding]:
     place = Path(penstock.__file__).resolve().parent
-    yield Finding("penstock", f"{penstock.__version__} in {in_home(place)}")
-    yield Finding("python", f"{platform.python_version()}, {in_home(Path(sys.executable))}")
+    yield Finding("penstock", f"{penstock.__version__} in {place}")
+    yield Finding("python", f"{platform.python_version()}, {sys.executable}")
     yield Finding("system", f"{platform.platform()}, {_distribution()}".rstrip(", "))
     wanted = _wanted()
     for name in PACKAGES:
@@ -99,11 +99,3 @@ def settings(environment: Mapping[str, str]) -> Iterator[Finding]:
     proxies = sorted(name for name in environment if name.lower().endswith("_proxy"))
     if proxies:
         yield Finding("proxies", ", ".join(proxies))
-
-
-def in_home(path: Path) -> str:
-    """A path for others to read: without the user's name."""
-    try:
-        return f"~/{path.relative_to(Path.home())}"
-    except (ValueError, RuntimeError):  # RuntimeError: there is no home
-        return str(path)

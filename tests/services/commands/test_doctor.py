@@ -8,15 +8,19 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_run import environment, run
+from command_run import call, environment, run
 from served import Served
 
 from penstock import __version__
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.process import running_servers
+from penstock.services.commands.doctor import hardware, places
 from penstock.services.commands.doctor.finding import Finding, Section, as_text, verdict
 from penstock.services.commands.doctor.hardware import Probe, _Device, gpus, probed, processor
 from penstock.services.commands.doctor.limits import limits
@@ -63,6 +67,30 @@ def test_the_report_is_text_that_can_be_pasted_and_holds_no_secret() -> None:
     assert "https_proxy" in done.stdout
     assert not [word for word in ("sk-hidden", "pw@proxy", "\x1b") if word in done.stdout]
     assert lines[-1].startswith("Nothing was found that would keep a server from working")
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_paths_are_told_without_the_users_home_whoever_names_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home = tmp_path / "alice"
+    (home / "models").mkdir(parents=True)
+    linked = tmp_path / "link"
+    linked.symlink_to(home)
+    monkeypatch.setenv("HOME", str(linked))
+    settings = {
+        "LD_PRELOAD": f"{linked}/lib/libjemalloc.so:{home}/other.so:{home}s/third.so",
+        "PENSTOCK_PORT": str(home / "x"),
+        "HF_HOME": str(linked / "models"),
+    }
+    for flags in ((), ("--json",)):
+        done = call("doctor", *QUICK, *flags, **settings)
+        assert done.returncode == 1, done.stderr
+        assert f"~/lib/libjemalloc.so:~/other.so:{home}s/third.so" in done.stdout
+        assert "'~/x'" in done.stdout  # by the refusal of that setting
+        assert "~/models/hub" in done.stdout
+        left = done.stdout.replace(f"{home}s/", "")
+        assert (str(linked) in left, str(home) in left) == (False, False)
 
 
 def test_a_port_that_another_program_has_is_a_problem_with_a_remedy() -> None:
@@ -136,6 +164,116 @@ def test_a_folder_of_models_that_cannot_be_made_is_a_problem() -> None:
     assert done.returncode == 1
     assert found(done)["models"]["state"] == "problem"
     assert "HF_HOME" in found(done)["models"]["remedy"]
+
+
+@pytest.fixture
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is not asked."""
+    monkeypatch.setattr(hardware, "probed", lambda _: Probe("2.13.0+cpu", None, None, 8, []))
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_without_a_folder_for_temporary_files_the_report_says_so_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    for module in (places, running_servers):
+        monkeypatch.setattr(module, "tempfile", SimpleNamespace(gettempdir=full))
+    done = call("doctor", "--json", *QUICK, XDG_RUNTIME_DIR="", HF_HOME="/tmp")
+    assert done.returncode == 1, done.stderr
+    said = found(done)
+    for name in ("sockets", "temporary files"):
+        assert said[name]["state"] == "problem"
+        assert "No usable temporary directory" in said[name]["value"]
+        assert "TMPDIR" in said[name]["remedy"]
+    assert (said["port 0"]["state"], said["models"]["state"]) == ("ok", "ok")
+
+
+def test_a_folder_below_one_that_may_not_be_entered_is_a_problem_with_its_remedy() -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from penstock.services.commands.doctor import places\n"
+        "os.chmod(sys.argv[1], 0)\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "print(places._folder('models', Path(sys.argv[1]) / 'x' / 'hub', 1, 'HF_HOME'))\n"
+    )
+    with tempfile.TemporaryDirectory() as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code, closed], capture_output=True, text=True, timeout=60
+        )
+        os.chmod(closed, 0o700)
+    assert "cannot be written to" in done.stdout, done.stderr
+    assert "HF_HOME" in done.stdout
+
+
+@pytest.mark.usefixtures("no_probe")
+def test_a_user_without_a_home_is_told_which_variable_names_the_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    done = call("doctor", "--json", *QUICK, XDG_CACHE_HOME="", HF_HUB_CACHE="")
+    assert done.returncode == 1, done.stderr
+    models = found(done)["models"]
+    assert (models["state"], models["value"]) == ("problem", "Could not determine home directory.")
+    assert "HF_HOME" in models["remedy"]
+
+
+@pytest.mark.usefixtures("no_probe")
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("no number")])
+def test_where_looking_itself_fails_that_is_a_problem_and_the_rest_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise error
+
+    for module, name in ((hardware, "processor"), (places, "sockets"), (places, "port")):
+        monkeypatch.setattr(module, name, broken)
+    done = call("doctor", "--json", *QUICK)
+    assert done.returncode == 1, done.stderr
+    said = found(done)
+    words = str(error.args[-1])
+    assert [said[name]["value"] for name in ("processor", "sockets", "port")] == [words] * 3
+    assert {"open files", "torch", "temporary files"} <= set(said)
+
+
+def test_at_a_unix_socket_no_port_is_looked_at_unless_one_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        settings = {"PENSTOCK_UDS": str(path)}
+        by_port = {one.name: one for one in places.listeners(None, settings)}
+        assert {name: one.state for name, one in by_port.items()} == {"UNIX socket": "ok"}
+        asked = [*places.listeners(int(number), settings)]
+        assert [(one.name, one.state) for one in asked] == [(f"port {number}", "problem")]
+        both = [*places.listeners(None, {**settings, "PENSTOCK_GRPC_PORT": number})]
+        assert [one.state for one in both] == ["ok", "problem"]
+
+
+def test_a_unix_socket_that_cannot_be_made_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "grpc.sock"
+    settings = {"PENSTOCK_GRPC_UDS": str(path), "PENSTOCK_PORT": "0"}
+    http, grpc = places.listeners(None, settings)
+    assert (http.name, grpc.name, grpc.state) == ("port 0", "UNIX socket", "ok")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        _, left = places.listeners(None, settings)
+        assert (left.state, "nobody listens" in left.value) == ("ok", True)
+        taken.listen(1)
+        _, used = places.listeners(None, settings)
+        assert (used.state, "listens there" in used.value) == ("problem", True)
+    path.unlink()
+    path.write_text("")
+    _, file = places.listeners(None, settings)
+    assert (file.state, "something else than a socket" in file.value) == ("problem", True)
+    missing = {**settings, "PENSTOCK_GRPC_UDS": str(tmp_path / "none" / "grpc.sock")}
+    _, absent = places.listeners(None, missing)
+    assert (absent.state, "is no folder" in absent.value) == ("problem", True)
 
 
 def test_the_probe_tells_what_torch_says_of_itself() -> None:

@@ -89,8 +89,10 @@ async def run_in_processes(
         )
         for number in range(count)
     ]  # fmt: skip
-    children = [await _started(part) for part in parts]
+    children: list[asyncio.subprocess.Process] = []
     try:
+        for part in parts:
+            children.append(await _started(part))
         for child in children:
             if await _answer(child) != _READY:
                 raise TargetError("a client process did not start; its own words are above")

@@ -92,8 +92,10 @@ def main(arguments: Sequence[str]) -> int:
         found = _tuned(task, limit)
     except KeyboardInterrupt:
         return INTERRUPTED
-    settings = _given(given, sources) | found.settings
-    path.write_text(_text(path, settings, found, task, config, parsed))
+    layout = _layout(config, known)
+    settings = _given(given, sources) | layout | found.settings
+    reasons = {name: known[name].detail for name in layout} | found.reasons
+    path.write_text(_text(path, settings, reasons, found, task, config, parsed))
     print(f"wrote {path}; start the server with: penstock serve --config {path}")
     return 0
 
@@ -175,7 +177,7 @@ def _task(
     return Task(
         objective=parsed.objective,
         workload=_workload(parsed, config.model.max_model_len or info.max_model_len),
-        standing=measured | {"model": config.model.model},
+        standing=measured | _layout(config, known) | {"model": config.model.model},
         given=Given(
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
@@ -216,9 +218,22 @@ def _given(config: Config, sources: Provenance) -> dict[str, Any]:
     }
 
 
+def _layout(config: Config, known: Provenance) -> dict[str, Any]:
+    """Sizes that were chosen for this host's GPUs, by name: all servers of a tuning have those, and
+    so has the one that the file is for. Empty where nothing was chosen."""
+    from penstock.services.layout_choice import SIZES
+
+    return {
+        name: getattr(getattr(config, fields()[name].group), name)
+        for name in SIZES
+        if known[name].origin == "derived"
+    }
+
+
 def _text(
     path: Path,
     settings: dict[str, Any],
+    reasons: dict[str, str],
     found: Found,
     task: Task,
     config: Config,
@@ -238,5 +253,5 @@ def _text(
         *found.told,
         "Settings without a reason were given. Delete what is to be decided anew.",
     ]
-    reasons = {name: f"{found.reasons[name]}." for name in found.settings if name in found.reasons}
-    return written(settings, reasons, head)
+    told = {name: f"{reason}." for name, reason in reasons.items() if name in settings}
+    return written(settings, told, head)

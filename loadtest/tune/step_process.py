@@ -6,9 +6,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -101,7 +101,9 @@ def _run(flags: Sequence[str], seconds: float, limit: TimeLimit) -> Steps:
     command = [sys.executable, "-m", "penstock.loadtest.tune.measured_steps", *flags]
     late = threading.Event()
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, errors="replace"
+        )
 
         def end() -> None:
             late.set()
@@ -130,17 +132,21 @@ def _run(flags: Sequence[str], seconds: float, limit: TimeLimit) -> Steps:
 
 
 def _read(
-    stream: IO[str] | None, now: Callable[[str], None]
+    stream: Iterable[str] | None, now: Callable[[str], None]
 ) -> tuple[Started | None, list[StepPoint]]:
-    """What it tells, up to the end of its output."""
+    """What it tells, up to the end of its output. Lines that libraries print there, and one that
+    its end cut, are left out."""
     started: Started | None = None
     points: list[StepPoint] = []
     for line in stream or ():
-        if started is None:
-            started = msgspec.json.decode(line, type=Started)
-            now("steps: one row")
+        try:
+            if started is None:
+                started = msgspec.json.decode(line, type=Started)
+                now("steps: one row")
+                continue
+            point = msgspec.json.decode(line, type=StepPoint)
+        except msgspec.DecodeError:
             continue
-        point = msgspec.json.decode(line, type=StepPoint)
         points.append(point)
         beside = f", {point.prefill} tokens of prompts" if point.prefill else ""
         took = f"{point.ms:.3g} ms" if point.ms is not None else point.note

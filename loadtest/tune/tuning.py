@@ -36,7 +36,8 @@ class Task(msgspec.Struct, frozen=True):
     objective: Objective
     workload: Workload
     standing: dict[str, Any]
-    """Settings that were given, by name, as far as they matter to what is measured."""
+    """Settings that were given, by name, as far as they matter to what is measured, and the layout
+    that was chosen."""
     given: Given
     device: str
     cores: int

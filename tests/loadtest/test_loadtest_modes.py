@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from mock_server import mock_server, seen
 from served import NULL, SharedServers
 
-from penstock.loadtest import bench_serve
+from penstock.loadtest import bench_serve, client_processes
+from penstock.loadtest.serve_options import parse
 
 # The server is shared with other files, whose prompts it remembers: where prefix hits count, a seed
 # of its own makes others.
@@ -189,3 +192,23 @@ def test_servers_get_the_same_load_in_turn(run: Any, url: str, tmp_path: Path) -
     text = page.read_text()
     assert "<h2>Comparison</h2>" in text
     assert all(f'data-value="{run["output_throughput"]!r}"' in text for run in runs)
+
+
+def test_client_processes_that_were_started_end_where_another_one_cannot_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children: list[asyncio.subprocess.Process] = []
+
+    async def started(part: client_processes.Part) -> asyncio.subprocess.Process:
+        if children:
+            raise BlockingIOError("no more processes")
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec("sleep", "60", stdin=pipe, stdout=pipe)
+        children.append(child)
+        return child
+
+    monkeypatch.setattr(client_processes, "_started", started)
+    options = parse(["--base-url", "http://127.0.0.1:1", "--client-processes", "2"])
+    with pytest.raises(BlockingIOError):
+        asyncio.run(client_processes.run_in_processes(options, {}, "m", None))
+    assert children[0].returncode == -signal.SIGKILL

@@ -14,17 +14,23 @@ import msgspec
 import pytest
 from in_process import called
 
+from penstock.loadtest.tune import command as tune_command
 from penstock.loadtest.tune.command import TUNED, parser
 from penstock.loadtest.tune.estimate import Given, estimate, without_steps
 from penstock.loadtest.tune.load_level import Level
 from penstock.loadtest.tune.objective import Impossible, Objective, Workload, read_objective
 from penstock.loadtest.tune.rate_search import MOST_LEVELS, NEAR, RateSearch
 from penstock.loadtest.tune.step_points import StepPoint, Steps
-from penstock.loadtest.tune.step_process import candidates
+from penstock.loadtest.tune.step_process import _read, candidates
 from penstock.loadtest.tune.time_limit import OutOfTime, TimeLimit
+from penstock.loadtest.tune.tuning import Found, Task
 from penstock.loadtest.tune.written import written
+from penstock.protocol.config import Config, Provenance
+from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.resolve import read_file, resolve
+from penstock.protocol.config.sources import Source
 from penstock.services.command_table import COMMANDS
+from penstock.services.layout_choice import SIZES
 
 GROUPS = COMMANDS["serve"].groups
 WORK = Workload(100, 50)
@@ -261,3 +267,45 @@ def test_the_flags_are_those_of_serve_and_its_own(capsys: pytest.CaptureFixture[
         parser().parse_args(["--help"])
     shown = capsys.readouterr().out
     assert "--objective" in shown and "--max-num-seqs" in shown
+
+
+def test_the_layout_that_was_chosen_holds_for_every_trial_and_stands_in_the_file_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, tasks = tune_command._whole, []
+
+    def chosen(config: Config, sources: Provenance, machine: Machine) -> tuple[Config, Provenance]:
+        config, sources = whole(config, sources, machine)
+        replace = msgspec.structs.replace
+        config = replace(
+            config,
+            cluster=replace(config.cluster, tensor_parallel_size=4),
+            launch=replace(config.launch, data_parallel_size=2),
+        )
+        reason = Source("derived", "penstock plan: TP 4 × PP 1 × DP 2")
+        return config, sources | dict.fromkeys(SIZES, reason)
+
+    def tuned(task: Task, limit: TimeLimit) -> Found:
+        tasks.append(task)
+        return Found({"max_num_seqs": 7}, {"max_num_seqs": "why"}, level(1.0, 1.0), [])
+
+    monkeypatch.setattr(tune_command, "_whole", chosen)
+    monkeypatch.setattr(tune_command, "_tuned", tuned)
+    path = tmp_path / "tuned.toml"
+    assert tune_command.main(["--device", "null", "--objective", "tpot:9", "-o", str(path)]) == 0
+    sizes = {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "data_parallel_size": 2}
+    assert sizes.items() <= tasks[0].standing.items()
+    assert sizes.items() <= read_file(str(path)).items()
+    for name, value in sizes.items():
+        told = f"# penstock plan: TP 4 × PP 1 × DP 2.\n{name} = {value}\n"
+        assert told in path.read_text()
+
+
+def test_lines_of_libraries_and_a_cut_one_are_no_steps() -> None:
+    lines = [
+        "a library says hello\n", '{"executor": "e", "context": 3}\n', "[1]\n",
+        '{"rows": 1, "prefill": 0, "ms": 2.5}\n', "{}\n", '{"rows": 2, "pre',
+    ]  # fmt: skip
+    started, points = _read(lines, lambda text: None)
+    assert started is not None and started.executor == "e"
+    assert points == [StepPoint(1, 0, 2.5)]

@@ -24,13 +24,14 @@ def own_server(
     on_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[str]:
     """Start ``penstock serve`` with these flags; its URL. Raises ``ServerFailed``. It ends with the
-    thread that calls this, also where a signal kills that.
+    thread that calls this, also where a signal kills that. Unless sizes are given, it is one engine
+    on the fewest GPUs, so that what is measured does not change with their number.
 
     environment: of the server instead of this process's; on_line: told each line that it prints
     until it is ready.
     """
     command = [sys.executable, "-m", "penstock.services", "serve", *arguments, "--port", "0"]
-    command += ["--log-format", "json", "--parent-pid", str(os.getpid())]
+    command += ["--log-format", "json", "--parent-pid", str(os.getpid()), "--one-engine", "1"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         env=environment,

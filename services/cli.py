@@ -116,7 +116,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
     whole = [complete(*one, may_lack_model=parsed.show_config) for one in found]
     layout = ""
     if several and not internal.headless:
-        whole, layout = _laid_out(found, whole, machine)
+        whole, layout = _laid_out(found, whole, machine, internal)
     found = whole
     configs = [one for one, _ in found]
     check_names(configs)
@@ -138,7 +138,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
 
 
 def _laid_out(
-    resolved: Sequence[Resolved], whole: list[Resolved], machine: Machine
+    resolved: Sequence[Resolved], whole: list[Resolved], machine: Machine, internal: Internal
 ) -> tuple[list[Resolved], str]:
     """The sizes of a server's only model, chosen by the plan where none was given, and a line about
     that. resolved: as given; whole: completed."""
@@ -146,7 +146,8 @@ def _laid_out(
         return whole, ""  # each is on devices of its own, or shares them
     from penstock.services.layout_choice import with_layout
 
-    one, line = with_layout(resolved[0], whole[0], machine)
+    alone = bool(internal.one_engine)
+    one, line = with_layout(resolved[0], whole[0], machine, one_engine=alone)
     return [one], line
 
 
@@ -238,6 +239,9 @@ class Internal(msgspec.Struct, frozen=True):
     """The inherited HTTP socket of a frontend."""
     headless: int | None = None
     """1: serve the library: no HTTP, and the end comes when standard input closes."""
+    one_engine: int | None = None
+    """1: the server of one conversation or measurement: where no sizes are given, one engine on the
+    fewest GPUs that hold the model."""
 
 
 def _internal(arguments: Sequence[str]) -> tuple[Internal, list[str]]:

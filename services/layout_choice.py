@@ -18,13 +18,15 @@ GIVE_SIZES = "--tensor-parallel-size, --pipeline-parallel-size and --data-parall
 Settings = tuple[Config, Provenance]
 
 
-def with_layout(resolved: Settings, completed: Settings, machine: Machine) -> tuple[Settings, str]:
+def with_layout(
+    resolved: Settings, completed: Settings, machine: Machine, *, one_engine: bool = False
+) -> tuple[Settings, str]:
     """The settings with the sizes of the best layout of this host's GPUs where none was given, and
     a line that says which and why; empty where there was nothing to choose.
 
     resolved: as given, for one model; completed: the same, made whole. Sizes that were given are
-    left as they are, but refused with the numbers where the model does not fit so. Raises
-    ``ConfigError`` and ``BadModelFolder``.
+    left as they are, but refused with the numbers where the model does not fit so. one_engine: no
+    more than that is wanted, on the fewest GPUs. Raises ``ConfigError`` and ``BadModelFolder``.
     """
     config, sources = completed
     launch = config.launch
@@ -55,7 +57,7 @@ def with_layout(resolved: Settings, completed: Settings, machine: Machine) -> tu
     if is_given:
         refuse_impossible(config, gpus)
         return completed, ""
-    choice = choose_layout(config, gpus)
+    choice = choose_layout(config, gpus, one_engine=one_engine)
     if isinstance(choice, str):
         return completed, f"{one}: {choice}; {GIVE_SIZES}"
     config, sources = resolved

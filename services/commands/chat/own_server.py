@@ -29,7 +29,7 @@ def own_server(
     model: str, flags: Sequence[str], environment: Mapping[str, str], style: Style
 ) -> Iterator[str]:
     """Serve ``model``, or the built-in one where that is empty, on a free port of this host; gives
-    the URL once it is ready.
+    the URL once it is ready. Unless sizes are given, it is one engine on the fewest GPUs.
 
     flags: further ones of ``penstock serve``. style: of standard error, where a line tells how far
     it is. Raises ``CommandError`` with the server's own last words.
@@ -40,7 +40,7 @@ def own_server(
         *([f"--model={model}"] if model else []),
         *("--host", "127.0.0.1", "--port", "0"),
         *("--log-format", "json", "--drain-timeout-s", "0"),
-        f"--parent-pid={os.getpid()}",
+        *(f"--parent-pid={os.getpid()}", "--one-engine=1"),
     ]
     # In a session of its own: Ctrl-C interrupts an answer, not the server.
     process = subprocess.Popen(

@@ -23,9 +23,10 @@ class Choice(msgspec.Struct, frozen=True):
     """In a line, with the layout."""
 
 
-def choose_layout(config: Config, gpus: GivenGpus) -> Choice | str:
+def choose_layout(config: Config, gpus: GivenGpus, *, one_engine: bool = False) -> Choice | str:
     """The layout with the most tokens a second by the roofline, of all that fit on these GPUs or on
     fewer of them; or why no plan can tell which fits. config: complete, but for the sizes.
+    one_engine: of the layouts of one engine on the fewest GPUs that hold the model.
 
     A layout fits where an engine of it starts: where none holds sequences of the usual length, the
     rates are those of the longest that one of them holds. Raises ``BadModelFolder``, and
@@ -51,6 +52,12 @@ def choose_layout(config: Config, gpus: GivenGpus) -> Choice | str:
             f"no layout of this model fits on {gpus}; {widest.layout}: {widest.reason}; "
             "`penstock plan MODEL --gpus auto` tells of each"
         )
+    if one_engine:
+        alone = [one for one in fitting if one.layout.data == 1]
+        # The first of those on equally many GPUs is the fastest of them.
+        layout = min(alone, key=lambda one: one.layout.engine_gpus).layout
+        reason = f"{layout} on {gpus}: one engine on the fewest GPUs that hold the model"
+        return Choice(layout, reason)
     best = max(fitting, key=lambda one: one.tokens_per_second)
     rate = f"about {best.tokens_per_second:,.0f}{shorter}"
     reason = (

@@ -11,9 +11,12 @@ import pytest
 from test_worker_layouts import show
 from test_worker_plan import LLAMA_8B, LLAMA_70B
 
+from penstock.loadtest import own_server as measured_server
 from penstock.protocol.config import complete as completing
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.terminal import style_of
 from penstock.services import cli
+from penstock.services.commands.chat import own_server as chat_server
 
 H100 = "NVIDIA H100 80GB HBM3"
 BERT: dict[str, Any] = {
@@ -262,3 +265,38 @@ def test_models_that_are_loaded_later_keep_their_gpus(
     config, line = starts[0]
     assert sizes(config) == (1, 1, 1)
     assert line.startswith("one GPU of 8 is used: --model-dirs")
+
+
+@pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(("shape", "gpus"), [(LLAMA_8B, 1), (LLAMA_70B, 3)])
+def test_a_server_of_one_conversation_or_measurement_takes_the_fewest_gpus(
+    tmp_path: Path, starts: list[tuple[Any, str]], shape: dict[str, Any], gpus: int
+) -> None:
+    flags = ["--load-format", "dummy", "--one-engine", "1"]
+    assert cli.main(["serve", model(tmp_path, shape), *flags]) == 0
+    assert cli.main(["serve", str(tmp_path), *flags, "--tensor-parallel-size", "4"]) == 0
+    (config, line), (given, _) = starts
+    tensor, pipeline, engines = sizes(config)
+    assert (tensor * pipeline, engines) == (gpus, 1)
+    assert line.endswith(": one engine on the fewest GPUs that hold the model")
+    assert sizes(given) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("module", [chat_server, measured_server])
+def test_conversations_and_measurements_start_such_a_server(
+    module: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What each hands to ``penstock serve``, read as that reads it."""
+
+    class Started(Exception):
+        pass
+
+    def start(command: list[str], **_: Any) -> None:
+        raise Started(command)
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    more = ("m", (), {}, style_of(2)) if module is chat_server else (["m"],)
+    with pytest.raises(Started) as started, module.own_server(*more):
+        pass
+    internal, _ = cli._internal(started.value.args[0][4:])
+    assert internal.one_engine == 1

@@ -373,6 +373,7 @@ def test_prompts_longer_than_the_model_are_refused_before_any_is_sent(
 
 def test_ctrl_c_prints_what_is_there(slow: str, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
+    seen(slow)  # what came from other tests
     process = subprocess.Popen(
         [
             sys.executable, "-m", "penstock.services", "bench", "serve", "--base-url", slow,

@@ -63,32 +63,40 @@ class ApiClient:
 
     def get(self, path: str) -> Any:
         """An answer of bounded size, in bounded time."""
+        with self._within(self._answer_s), self._request("GET", path, None) as response:
+            data = self._reading(lambda: response.read(MAX_BYTES + 1))
+            self._check_size(data)
+            return _decoded(data, self.endpoint.url)
+
+    def post(self, path: str, body: dict[str, Any], answer_s: float | None = None) -> Any:
+        """answer_s: seconds to wait for the whole answer; ``None``: as long as its prompt takes."""
+        with self._within(answer_s), self._request("POST", path, body) as response:
+            return _decoded(self._reading(response.read), self.endpoint.url)
+
+    @contextlib.contextmanager
+    def _within(self, seconds: float | None) -> Iterator[None]:
+        """Give a request up that is not over after so long; ``None``: there is no limit."""
         self._is_late = False
-        clock = threading.Timer(self._answer_s, self._give_up)
+        if seconds is None:
+            yield
+            return
+        clock = threading.Timer(seconds, self._give_up)
         clock.daemon = True
         clock.start()
         try:
-            with self._request("GET", path, None) as response:
-                data = self._reading(lambda: response.read(MAX_BYTES + 1))
-            self._check_size(data)
-            return _decoded(data, self.endpoint.url)
+            yield
         except CommandError:
             if self._is_late:
-                url, limit = self.endpoint.url, self._answer_s
                 raise CommandError(
-                    f"{url} did not answer within {limit:g} s", UNREACHABLE
+                    f"{self.endpoint.url} did not answer within {seconds:g} s", UNREACHABLE
                 ) from None
             raise
         finally:
             clock.cancel()
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        with self._request("POST", path, body) as response:
-            return _decoded(self._reading(response.read), self.endpoint.url)
-
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The chunks of an answer as they come. To close the iterator cancels the request."""
-        with self._request("POST", path, {**body, "stream": True}) as response:
+        with self._within(None), self._request("POST", path, {**body, "stream": True}) as response:
             while line := self._reading(lambda: response.readline(MAX_BYTES + 1)):
                 self._check_size(line)
                 if not line.startswith(b"data:"):
@@ -133,7 +141,7 @@ class ApiClient:
             # An answer may begin as late as its prompt is long.
             connection.sock.settimeout(None)
             self._open = connection.sock
-            if self._interrupted or (method == "GET" and self._is_late):
+            if self._interrupted or self._is_late:
                 raise ConnectionAbortedError("interrupted")
             headers = {"User-Agent": f"penstock/{__version__}", "Accept": "*/*"}
             if self.endpoint.key:

@@ -18,7 +18,9 @@ GIB = 1 << 30
 LITTLE_MEMORY = 2 * GIB
 """The built-in model needs about so much: every process has libraries of its own."""
 PROBE_S = 180.0
-"""It imports torch, which reads hundreds of megabytes."""
+"""It imports torch, which reads hundreds of megabytes, and computes something on each GPU."""
+END_S = 5.0
+"""For a process that was killed; one that waits in the driver may not end at all."""
 CAPABILITY = (7, 5)
 """The least for which torch's present builds have code."""
 
@@ -30,8 +32,17 @@ class _Device(msgspec.Struct):
     free_bytes: int
 
 
-class Probe(msgspec.Struct):
-    """What ``penstock.services.worker.device_probe`` prints."""
+class Product(msgspec.Struct, tag="product"):
+    """What came of a product of matrices on a device, which ``device_probe`` prints."""
+
+    device: int
+    wrong: int
+    """Entries that are not the CPU's."""
+    error: str = ""
+
+
+class Probe(msgspec.Struct, tag="probe"):
+    """What ``penstock.services.worker.device_probe`` prints first."""
 
     torch: str
     built_for: str | None
@@ -41,6 +52,8 @@ class Probe(msgspec.Struct):
     threads: int
     devices: list[_Device]
     error: str = ""
+    """Why there are no such facts; with devices, why not all of them have computed."""
+    products: list[Product] = []
 
 
 def processor(machine: Machine, root: Path = Path("/")) -> Iterator[Finding]:
@@ -83,20 +96,50 @@ def _total_bytes(root: Path) -> int:
     return 0
 
 
-def probed(environment: Mapping[str, str]) -> Probe:
-    """Asked in a process of its own: torch may be absent, hang, or end the process."""
+def probed(environment: Mapping[str, str], limit_s: float = PROBE_S) -> Probe:
+    """Asked in a process of its own: torch may be absent, hang, or end the process. One that does
+    not end within ``limit_s`` is killed, and left behind where even that does not end it."""
     command = [sys.executable, "-m", "penstock.services.worker.device_probe"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=dict(environment),
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_S, env=dict(environment)
-        )
-        return msgspec.json.decode(done.stdout.strip().rpartition("\n")[2], type=Probe)
+        output, errors = process.communicate(timeout=limit_s)
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        why = said[-1] if said and process.returncode else f"it ended with {process.returncode}"
+    except subprocess.TimeoutExpired as expired:
+        output = expired.output or b""
+        why = f"it took longer than {limit_s:g} s" + _killed(process)
+    return _read(output.decode("utf-8", "replace"), why)
+
+
+def _killed(process: subprocess.Popen[bytes]) -> str:
+    """What is to be said of a process that had to be killed."""
+    process.kill()
+    try:
+        process.wait(END_S)
     except subprocess.TimeoutExpired:
-        why = f"import torch took longer than {PROBE_S:.0f} s"
-    except msgspec.MsgspecError:
-        said = done.stderr.strip().splitlines()
-        why = said[-1] if said else f"it ended with {done.returncode}"
-    return Probe("", None, None, 0, [], why)
+        return f", and process {process.pid} cannot be ended: it waits in the driver"
+    return ""
+
+
+def _read(output: str, why: str) -> Probe:
+    """why: what is to be said where something is missing."""
+    found, products = None, []
+    for line in output.splitlines():
+        try:
+            one = msgspec.json.decode(line, type=Probe | Product)
+        except msgspec.MsgspecError:  # of a library
+            continue
+        if isinstance(one, Probe):
+            found = one
+        else:
+            products.append(one)
+    if found is None:
+        return Probe("", None, None, 0, [], f"torch cannot be asked: {why}")
+    missing = len(products) < len(found.devices)
+    return msgspec.structs.replace(found, products=products, error=why if missing else "")
 
 
 def driver_version(root: Path = Path("/")) -> str:
@@ -117,7 +160,7 @@ def torch_and_gpus(machine: Machine, environment: Mapping[str, str]) -> Iterator
 
 def gpus(machine: Machine, found: Probe, root: Path = Path("/")) -> Iterator[Finding]:
     """machine.gpus: those that a server would use."""
-    if found.error:
+    if found.error and not found.devices:
         yield Finding(
             "torch", found.error, "problem",
             "`python -c 'import torch'` shows more; install torch again (make clean setup)",
@@ -136,6 +179,8 @@ def gpus(machine: Machine, found: Probe, root: Path = Path("/")) -> Iterator[Fin
         return
     for number, device in enumerate(found.devices):
         yield _gpu(number, device)
+        product = next((one for one in found.products if one.device == number), None)
+        yield _product(number, product, found.error)
 
 
 def _unused(machine: Machine, found: Probe) -> Finding:
@@ -172,3 +217,24 @@ def _gpu(number: int, device: _Device) -> Finding:
             "unless set; nvidia-smi shows who",
         )  # fmt: skip
     return Finding(name, told)
+
+
+def _product(number: int, product: Product | None, why: str) -> Finding:
+    """product: ``None``: the device did not come to it; why not."""
+    name = f"product on GPU {number}"
+    if product is None:
+        return Finding(
+            name, f"none: {why}", "problem",
+            "nvidia-smi and dmesg may say why; a restart of the machine frees a stuck driver",
+        )  # fmt: skip
+    if product.error:
+        return Finding(
+            name, product.error, "problem",
+            "nvidia-smi shows who uses the GPU; else another build of torch, or a newer driver",
+        )  # fmt: skip
+    if product.wrong:
+        return Finding(
+            name, f"{product.wrong:,} entries are not the CPU's", "problem",
+            "the driver or the GPU computes wrongly: report it with all of this; --device cpu",
+        )  # fmt: skip
+    return Finding(name, "the same as on the CPU")

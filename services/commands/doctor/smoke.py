@@ -13,6 +13,8 @@ from penstock.services.commands.failure import CommandError
 QUESTION, RIGHT = "What is 17 + 25?", "42"
 """Which the built-in model answers, where it computes at all."""
 START_S = 300
+ANSWER_S = 60.0
+"""For a server that gets ready and then hangs."""
 TOKENS = 16
 
 
@@ -31,6 +33,7 @@ def smoke_test(device: str, environment: Mapping[str, str], style: Style) -> Ite
         with own_server("", flags, clean, style) as url:
             ready = time.monotonic()
             yield Finding(name, f"ready after {ready - began:.1f} s")
+            name = "answer"
             answer = ApiClient(endpoint(url, None, {})).post(
                 "/v1/chat/completions",
                 {
@@ -38,6 +41,7 @@ def smoke_test(device: str, environment: Mapping[str, str], style: Style) -> Ite
                     "max_tokens": TOKENS,
                     "temperature": 0,
                 },
+                ANSWER_S,
             )
             yield _judged(answer, device, time.monotonic() - ready)
     except CommandError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +22,19 @@ from served import Served
 
 from penstock import __version__
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.config.terminal import style_of
 from penstock.protocol.process import running_servers
-from penstock.services.commands.doctor import hardware, places
+from penstock.services.commands.doctor import hardware, places, smoke
 from penstock.services.commands.doctor.finding import Finding, Section, as_text, verdict
-from penstock.services.commands.doctor.hardware import Probe, _Device, gpus, probed, processor
+from penstock.services.commands.doctor.hardware import (
+    Probe,
+    Product,
+    _Device,
+    _read,
+    gpus,
+    probed,
+    processor,
+)
 from penstock.services.commands.doctor.limits import limits
 from penstock.services.commands.doctor.smoke import _judged
 
@@ -305,6 +317,7 @@ H100 = _Device("NVIDIA H100", (9, 0), 80 * GIB, 79 * GIB)
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_a_problem_with_its_remedy(probe: Probe, words: str) -> None:
+    probe.products = [Product(0, 0) for _ in probe.devices]
     problems = [one for one in gpus(Machine(8, 4, 1), probe) if one.state == "problem"]
     assert len(problems) == 1
     assert words in problems[0].remedy
@@ -315,14 +328,80 @@ def test_a_gpu_that_works_is_told_and_one_in_use_is_a_warning(tmp_path: Path) ->
     module = tmp_path / "proc/driver/nvidia/version"
     module.parent.mkdir(parents=True)
     module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\n")
-    _, driver, fine = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [H100]), tmp_path)
+    works = Probe("2.13.0", "13.0", "13.0", 8, [H100], "", [Product(0, 0)])
+    _, driver, fine, product = gpus(Machine(8, 4, 1), works, tmp_path)
+    assert (product.state, product.value) == ("ok", "the same as on the CPU")
     assert driver.value == "580.65.06, for CUDA 13.0 or older"
     assert (fine.state, fine.name) == ("ok", "GPU 0")
     assert "NVIDIA H100, 79.0 GiB free of 80.0 GiB, compute capability 9.0" in fine.value
     used = _Device("NVIDIA H100", (9, 0), 80 * GIB, 8 * GIB)
-    *_, busy = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [used]))
+    *_, busy, _ = gpus(Machine(8, 4, 1), Probe("2.13.0", "13.0", "13.0", 8, [used]))
     assert busy.state == "warning"
     assert "--gpu-memory-utilization" in busy.remedy
+
+
+FACTS = (
+    '{"type":"probe","torch":"2.13.0","built_for":"13.0","driver_cuda":"13.0","threads":8,'
+    '"devices":[{"name":"H100","capability":[9,0],"total_bytes":8,"free_bytes":8}]}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"type":"product","device":0,"wrong":7,"error":""}', "7 entries are not the CPU's"),
+        ('{"type":"product","device":0,"wrong":0,"error":"no kernel image"}', "no kernel image"),
+        ("a library says something", "none: it took longer than 180 s"),
+    ],
+)
+def test_a_gpu_that_computes_wrongly_or_not_at_all_is_a_problem(line: str, words: str) -> None:
+    probe = _read(f"{FACTS}{line}\n", "it took longer than 180 s")
+    problems = [one for one in gpus(Machine(8, 4, 1), probe) if one.state == "problem"]
+    assert [(one.name, one.value) for one in problems] == [("product on GPU 0", words)]
+
+
+def with_torch(folder: Path, text: str) -> dict[str, str]:
+    """An environment in which ``import torch`` runs this text."""
+    (folder / "torch.py").write_text(text)
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+def test_a_probe_that_cannot_be_ended_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    # As a process that waits in the driver takes it.
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: started.append(process))
+    monkeypatch.setattr(hardware, "END_S", 0.1)
+    probe = probed(with_torch(tmp_path, "import time\ntime.sleep(600)\n"), limit_s=0.2)
+    (stuck,) = started
+    assert stuck.poll() is None
+    stuck.send_signal(signal.SIGKILL)
+    stuck.communicate()
+    assert "it took longer than 0.2 s" in probe.error
+    assert f"process {stuck.pid} cannot be ended" in probe.error
+
+
+def test_words_of_the_probe_that_are_no_text_are_told_as_far_as_they_are(tmp_path: Path) -> None:
+    code = "import os\nos.write(2, b'libcuda: \\xff\\n')\nos._exit(3)\n"
+    assert "libcuda: \ufffd" in probed(with_torch(tmp_path, code)).error
+
+
+def test_a_server_that_gets_ready_and_never_answers_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        @contextlib.contextmanager
+        def own_server(*_: Any) -> Iterator[str]:
+            yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+        monkeypatch.setattr("penstock.services.commands.chat.own_server.own_server", own_server)
+        monkeypatch.setattr(smoke, "ANSWER_S", 0.2)
+        ready, answer = smoke.smoke_test("null", {}, style_of(2, {}))
+    assert (ready.state, answer.name, answer.state) == ("ok", "answer", "problem")
+    assert "did not answer within 0.2 s" in answer.value
 
 
 def test_little_memory_and_little_shared_memory_for_several_gpus_are_warnings() -> None:

@@ -98,7 +98,7 @@ def test_the_built_in_model_is_tuned_on_a_cpu(tmp_path: Path) -> None:
     ("objective", "words"),
     [
         ("tpot:20", "TPOT 5"),
-        ("ttft:20", "TTFT "),
+        pytest.param("ttft:20", "TTFT ", marks=pytest.mark.slow),
     ],
 )
 def test_an_objective_that_no_step_can_keep_is_refused_with_the_best_that_was_found(

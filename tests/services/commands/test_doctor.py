@@ -105,29 +105,32 @@ def test_paths_are_told_without_the_users_home_whoever_names_them(
         assert (str(linked) in left, str(home) in left) == (False, False)
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_a_port_that_another_program_has_is_a_problem_with_a_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        done = run("doctor", "--smoke-test", "none", "--port", str(number))
+        done = call("doctor", "--smoke-test", "none", "--port", str(number))
     assert done.returncode == 1
     assert f"x port {number}" in done.stdout
     assert "-> stop what listens there" in done.stdout
     assert "1 problem (x) would keep a server from working" in done.stdout
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_the_port_of_grpc_is_looked_at_where_a_server_would_serve_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = str(taken.getsockname()[1])
-        done = run("doctor", "--json", *QUICK, PENSTOCK_GRPC_PORT=number)
+        done = call("doctor", "--json", *QUICK, PENSTOCK_GRPC_PORT=number)
     assert done.returncode == 1
     said = found(done)
     assert (said["port 0"]["state"], said[f"port {number}"]["state"]) == ("ok", "problem")
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_the_port_of_the_users_own_server_is_no_problem(server: Served) -> None:
     place = str(Path(server.router.removeprefix("ipc://")).parent.parent)
     number = server.url.rpartition(":")[2]
-    done = run("doctor", "--json", "--smoke-test", "none", "--port", number, XDG_RUNTIME_DIR=place)
+    done = call("doctor", "--json", "--smoke-test", "none", "--port", number, XDG_RUNTIME_DIR=place)
     assert done.returncode == 0, done.stdout
     assert found(done)[f"port {number}"]["value"] == f"a server of yours listens at {server.url}"
 
@@ -143,8 +146,9 @@ def test_too_few_open_files_are_a_problem() -> None:
     assert "LimitNOFILE=" in done.stdout
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_a_wrong_setting_of_the_environment_is_named_as_serve_names_it() -> None:
-    done = run("doctor", "--json", *QUICK, PENSTOCK_PROT="8000")
+    done = call("doctor", "--json", *QUICK, PENSTOCK_PROT="8000")
     assert done.returncode == 1
     problems = [
         one["value"]
@@ -171,8 +175,9 @@ def test_a_server_that_cannot_start_is_a_problem_in_its_own_words(tmp_path: Path
     assert "`penstock serve` ended with" in said["server on null"]["value"]
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_a_folder_of_models_that_cannot_be_made_is_a_problem() -> None:
-    done = run("doctor", "--json", *QUICK, HF_HOME="/dev/null/models")
+    done = call("doctor", "--json", *QUICK, HF_HOME="/dev/null/models")
     assert done.returncode == 1
     assert found(done)["models"]["state"] == "problem"
     assert "HF_HOME" in found(done)["models"]["remedy"]
@@ -203,6 +208,7 @@ def test_without_a_folder_for_temporary_files_the_report_says_so_and_goes_on(
     assert (said["port 0"]["state"], said["models"]["state"]) == ("ok", "ok")
 
 
+@pytest.mark.usefixtures("no_probe")
 def test_a_folder_below_one_that_may_not_be_entered_is_a_problem_with_its_remedy() -> None:
     code = (
         "import os, sys\n"

@@ -38,7 +38,9 @@ CPU, ROWS = torch.device("cpu"), 40
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pretends to have a GPU")
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("int8", "fp8"))]
+)
 def test_products_with_words_are_those_with_plain_weights(kind: str) -> None:
     """Of few rows with the gate inside, of some with tiles in parts, of more than have tiles."""
     coded, plain = twins(kind)

@@ -218,6 +218,7 @@ def test_a_sum_over_peer_memory_has_the_residual_stream_and_the_norm_behind_it(
 
 
 @interpreted
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_programs")
 def test_ranks_on_gpus_multiply_their_parts_of_quantized_weights(
     tiny_folder: Folder, tmp_path: Path

@@ -15,7 +15,8 @@ QUESTION, RIGHT = "What is 17 + 25?", "42"
 START_S = 300
 ANSWER_S = 60.0
 """For a server that gets ready and then hangs."""
-TOKENS = 16
+TOKENS = 256
+"""Enough for what the model thinks ahead of its answer."""
 
 
 def smoke_test(device: str, environment: Mapping[str, str], style: Style) -> Iterator[Finding]:

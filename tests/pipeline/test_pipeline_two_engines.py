@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from served import Served, served, start_service
+from served import START_SECONDS, Served, served, start_service
 
 SECONDS = 10.0
 
@@ -23,7 +23,16 @@ SECONDS = 10.0
 def server() -> Iterator[Served]:
     flags = ["--device", "null", "--null-step-ms", "50", "--data-parallel-size", "2"]
     with served(*flags) as one:
+        engines_are_ready(one, 2)
         yield one
+
+
+def engines_are_ready(server: Served, count: int) -> None:
+    """Wait for so many: a server is ready with its first, and the others come later."""
+    deadline = time.monotonic() + START_SECONDS
+    while len(schedulers(server)) < count:
+        assert time.monotonic() < deadline, server.output
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -142,6 +142,7 @@ class WorkerService(LoopService):
             tasks=list(self.executor.tasks),
             generates=self.executor.generates,
             labels=self.executor.labels,
+            adapters=self.executor.adapters,
         )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -189,6 +190,7 @@ class WorkerService(LoopService):
                 *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
                 executor.generates,
                 executor.labels,
+                executor.adapters,
             ),
         )
 

@@ -227,6 +227,7 @@ SHOW_THE_TIME = {
     "services/frontend/keys/standing.py",
     "protocol/process/console.py",
     "protocol/process/logs.py",
+    "protocol/process/metrics.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/dialect_handler.py",

@@ -72,6 +72,11 @@ def test_a_list_that_the_site_shows_as_a_paragraph_is_found(tmp_path: Path) -> N
     assert differences(tmp_path, tmp_path) == ["a.md: 2 <li> in a plain view, 0 in the site"]
 
 
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the built site."""
@@ -81,8 +86,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", "mkdocs.yml"]
     done = subprocess.run(build, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    handler = partial(SimpleHTTPRequestHandler, directory=folder / "site")
-    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
+    handler = partial(QuietHandler, directory=folder / "site")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -107,7 +111,7 @@ def test_each_page_fits_a_phone_asks_no_other_server_and_search_finds_it(site: s
             assert width <= 390, f"{name} is {width} pixels wide"
         page.goto(f"{site}/index.html")
         page.locator("label[for=__search]").first.click()
-        page.locator(".md-search__input").fill("prefix cache")
+        page.locator(".md-search__input").press_sequentially("prefix cache")
         page.locator(".md-search-result__item").first.wait_for(timeout=60_000)
     elsewhere = [url for url in asked if not url.startswith((site, "data:", "blob:"))]
     assert elsewhere == [] and faults == []

@@ -24,6 +24,7 @@ from penstock.client.served_engines import ServedEngines, adapter_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
+from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
@@ -78,6 +79,8 @@ class PipelineGateway:
         self._states: dict[str, ModelState] = {}
         self._uninformed = 0
         """Requests that wait to hear what is served."""
+        self._reported: set[str] = set()
+        """Models whose waits were ever told."""
         self._models: dict[str, ServedModel] = {}
         self._adapted: dict[str, ServedModel] = {}
         """Adapters by name, as models; a model's own name comes first."""
@@ -87,6 +90,7 @@ class PipelineGateway:
         self._questions = PeerQuestions(mailbox.address, mailbox.send)
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
         self._last_metrics = MetricsAnswer([])
+        self._shed: Counter[str] = Counter()
 
     # --- what the HTTP layer calls
 
@@ -102,7 +106,7 @@ class PipelineGateway:
             head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
             work = msgspec.structs.replace(work, head=head)
         if self.is_closed:
-            raise Overloaded(_unavailable(GOING_DOWN))
+            raise self._unavailable(GOING_DOWN)
         known = self._models.get(head.model)
         # Of a model that is being unloaded only what belongs to a running request still comes.
         leaves = head.model in self._participant.withdrawn
@@ -113,12 +117,12 @@ class PipelineGateway:
         state = self._state(head.model, now)
         # While draining, open connections are still served.
         if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
-            raise Overloaded(_unavailable(reason))
+            raise self._unavailable(reason)
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:
-            raise Overloaded(_unavailable(f"this frontend has {are_open} requests open; try again"))
+            raise self._unavailable(f"this frontend has {are_open} requests open; try again")
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
-            raise Overloaded(_unavailable("the router does not keep up; try again"))
+            raise self._unavailable("the router does not keep up; try again")
         if work.params.seed is None:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
@@ -146,7 +150,7 @@ class PipelineGateway:
             return
         if self._uninformed >= self._limits.max_waiting_requests:
             reason = f"{self._uninformed} requests are waiting already (--max-waiting-requests)"
-            raise Overloaded(_unavailable(self._any.explain(reason)))
+            raise self._unavailable(self._any.explain(reason))
         self._uninformed += 1
         try:
             while (parts := self._unknown_parts(name, now := time.monotonic())) is not None:
@@ -155,7 +159,7 @@ class PipelineGateway:
                 if not reason and parts.waited_too_long(began, now):
                     reason = parts.too_late()
                 if reason or self.is_closed:
-                    raise Overloaded(_unavailable(reason or GOING_DOWN))
+                    raise self._unavailable(reason or GOING_DOWN)
                 await asyncio.sleep(UNINFORMED_SECONDS)
         finally:
             self._uninformed -= 1
@@ -174,6 +178,7 @@ class PipelineGateway:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = ModelState(self._participant, self._limits, name, now)
+            state.admission.shed = self._shed
         return state
 
     def cancel(self, request_id: int) -> None:
@@ -309,6 +314,23 @@ class PipelineGateway:
             else:
                 is_over = functools.partial(parts.waited_too_long, now=now)
                 self.ledger.end_waiting(name, is_over, parts.too_late())
+
+    def _unavailable(self, message: str) -> Overloaded:
+        self._shed["unavailable"] += 1
+        return Overloaded(_unavailable(message))
+
+    def report(self, metrics: Registry) -> None:
+        """Tell how long requests would wait, and what was refused or begun again."""
+        ledger = self.ledger
+        for reason, count in (*self._shed.items(), ("pipeline", ledger.shed)):
+            metrics.counter("requests_shed_total", reason).value = float(count)
+        metrics.counter("continuations_total", "frontend").value = float(ledger.continuations)
+        waits = {name: state.admission.estimated_wait for name, state in self._states.items()}
+        for name in self._reported - waits.keys():
+            metrics.set("estimated_wait_seconds", 0.0, name)  # it is no longer served
+        for name, wait in waits.items():
+            metrics.set("estimated_wait_seconds", wait, name)
+        self._reported |= waits.keys()
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
         """The membership has changed; these have left it, if any have."""

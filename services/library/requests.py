@@ -150,6 +150,11 @@ def work_of(
     return Work(head, prompt, checked, choices, output)
 
 
+def task_work(task: str, work: Work) -> Work:
+    """The same for another task than to generate."""
+    return msgspec.structs.replace(work, head=msgspec.structs.replace(work.head, task=task))
+
+
 def _first_fault(params: SamplingParams) -> str:
     """What is wrong with the first parameter that is not as it is declared."""
     for name, parameter in PARAMETERS.items():

@@ -45,7 +45,7 @@ from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
-from penstock.services.scheduler.sequence import Request
+from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters, SchedulerStats
 
 Batches = list[tuple[str, TokenBatch]]
@@ -93,6 +93,8 @@ class SchedulerCore:
         self._rows.engine = engine
         self._shape = shape
         self._prefill_budget = PrefillBudget(shape)
+        self.on_step: Callable[[int, int], None] = lambda sequences, tokens: None
+        """Hears of each executed step: its sequences, and the tokens that it computed."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
@@ -269,6 +271,7 @@ class SchedulerCore:
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
+        self.on_step(step.num_decoding + len(step.chunks), step.num_decoding + step.num_prefilled)
         self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         return self._rows.drain()
@@ -317,6 +320,10 @@ class SchedulerCore:
         """Tell of each sequence that ends by a fault of the server, for the log."""
         self._sequences.on_fault = on_fault
 
+    def follow_ends(self, on_closed: Callable[[Sequence], None]) -> None:
+        """Tell of each sequence that is over, whatever ended it."""
+        self._sequences.on_closed = on_closed
+
     # Looking in.
 
     @crash_only
@@ -325,6 +332,7 @@ class SchedulerCore:
         return SchedulerStats(
             running=len(self._planner.batch),
             waiting=len(self._waiting) + self._waiting.num_put_off,
+            waiting_for=self._waiting.by_reason(),
             waiting_requests=self._waiting.num_requests,
             open_requests=len(self._requests),
             blocks_total=blocks.num_blocks,

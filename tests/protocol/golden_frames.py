@@ -92,8 +92,10 @@ _PEER = m.Peer("worker", "ipc:///run/w.sock", 7, _IDENTITY, "ready", "", _CAPACI
 _PEER_ROW: list[Any] = [
     "worker", "ipc:///run/w.sock", 7, _IDENTITY_ROW, "ready", "", _CAPACITY_ROW, 3,
 ]  # fmt: skip
-_REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
-_REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
+_REPORT = m.MetricsReport(
+    [m.MetricSample("steps_total", ["a"], [1.5, 2.0], [m.Exemplar(1, "4bf9", 0.25, 8.0)])]
+)
+_REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0], [[1, "4bf9", 0.25, 8.0]]]]]
 _ID = b"\x05\x00\x00\x00"
 _GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID, True, True)
 _GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID, True, True]
@@ -193,8 +195,8 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
     "MetricsAnswer": (
-        m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT)]),
-        [11, [["router", 0, _REPORT_ROW]]],
+        m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT, 3)]),
+        [11, [["router", 0, _REPORT_ROW, 3]]],
     ),
     "Trace": (m.Trace("ipc:///o", 2.5), [12, "ipc:///o", 2.5]),
     "Traced": (
@@ -347,7 +349,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "e59ee3f3c347fcd4"
+SCHEMA_HASH = "2e7f2084e915c4ae"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -376,8 +378,8 @@ GOLDEN: dict[str, str] = {
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
-        "920b9193a6726f7574657200919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb400000"
-        "0000000000"
+        "920b9194a6726f7574657200919194ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000"
+        "000000000000919401a434626639cb3fd0000000000000cb402000000000000003"
     ),
     "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
     "Ask": "950ea86970633a2f2f2f6607ac66696e645f72657175657374c40561626f7574",
@@ -428,7 +430,10 @@ GOLDEN: dict[str, str] = {
         "99cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a4"
         "63306465a3683a31"
     ),
-    "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
+    "MetricsReport": (
+        "919194ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000919401a43462"
+        "6639cb3fd0000000000000cb4020000000000000"
+    ),
     "Work chat": (
         "979fa57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb40040000"
         "00000000cb3fe0000000000000a930302d612d622d303191a26431c206c393a463686174c4025b5dc4027b"

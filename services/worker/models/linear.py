@@ -129,8 +129,9 @@ class Linear:
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
 
     def apply_in_parts(self, x: Tensor, out: Tensor) -> Tensor:
-        """As ``apply``; or leave ``out`` as it is, and return parts [P, N, outputs] in fp32 whose
-        sum is the result, overwritten by the next product."""
+        """Write ``self(x)`` to ``out`` [N, outputs] and return it. A layer whose product comes in
+        parts leaves ``out`` as it is instead, and returns the parts [P, N, outputs] in fp32: their
+        sum is the result, and the next product overwrites them."""
         return self.apply(x, out)
 
 

@@ -62,6 +62,8 @@ class ClientLedger:
         """How many of them are for each model; of a batch each open prompt counts as one."""
         self.stale_rows = 0
         self.continuations = 0
+        self.shed = 0
+        """Requests that processes behind this one were too busy for."""
         self._address = address
         self._members = members
         self._send = send
@@ -230,6 +232,7 @@ class ClientLedger:
             if request.submission <= QUICK_RETRIES:
                 self._submit(request, now)
             return
+        self.shed += message.status in (429, 503)
         self._end(request, message)
 
     def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:

@@ -30,7 +30,6 @@ from penstock.loadtest.placement_picture import Kind, Line, draw
 from penstock.loadtest.simulate_policies import StepTime
 from penstock.loadtest.simulated_conversations import (
     BLOCK,
-    VOCABULARY,
     Engine,
     Open,
     Result,
@@ -203,14 +202,14 @@ def plays(
     times = (usual.base, usual.prefill_token, usual.decode_row)
     step, fast = (StepTime(*(x / each for x in times)) for each in (speed, many * speed))
     blocks = engine_tokens // BLOCK
-    one, small = replace(setting, engines=1), _limits(setting, blocks, 1)
+    one, small = replace(setting, engines=1), setting.limits(blocks)
 
     def play(name: str, *, digests: bool = True, losses: bool = False) -> Callable[[], Course]:
         simulation = partial(ScaleSimulation, setting, small, step, digests, losses=losses)
         return lambda: simulation().course(name)
 
     def large() -> Course:
-        limits = _limits(setting, blocks * many, many)
+        limits = setting.limits(blocks * many, many)
         found = ScaleSimulation(one, limits, fast, True, losses=False)
         return found.course(f"one engine as large as {many}")
 
@@ -220,17 +219,6 @@ def plays(
         play(f"{many} engines, some lost", losses=True),
         play(f"{many} engines, by room alone", digests=False),
     ]
-
-
-def _limits(setting: Setting, blocks: int, times: int) -> Limits:
-    return Limits(
-        num_blocks=blocks,
-        block_size=BLOCK,
-        max_num_seqs=setting.max_num_seqs * times,
-        max_num_batched_tokens=2048 * times,
-        max_model_len=32_768,
-        vocab_size=VOCABULARY,
-    )
 
 
 def table(courses: list[Course]) -> str:

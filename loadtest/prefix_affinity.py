@@ -24,14 +24,12 @@ from penstock.loadtest.counted_router import strangers
 from penstock.loadtest.simulate_policies import StepTime
 from penstock.loadtest.simulated_conversations import (
     BLOCK,
-    VOCABULARY,
     Result,
     Setting,
     Simulation,
     conversations,
 )
 from penstock.protocol.prefix_digest import MAX_DIGESTS
-from penstock.services.scheduler.limits import Limits
 
 
 def measure(setting: Setting) -> list[Result]:
@@ -46,24 +44,12 @@ def measure(setting: Setting) -> list[Result]:
     step = StepTime(usual.base / speed, usual.prefill_token / speed, usual.decode_row / speed)
     fast = StepTime(step.base, step.prefill_token / many, step.decode_row / many)
     one = replace(setting, engines=1)
-    rows = [Simulation(one, _limits(setting, blocks * many, many), fast, True).run()]
+    rows = [Simulation(one, setting.limits(blocks * many, many), fast, True).run()]
     rows += [
-        Simulation(setting, _limits(setting, blocks, 1), step, digests).run()
+        Simulation(setting, setting.limits(blocks), step, digests).run()
         for digests in (True, False)
     ]
     return rows
-
-
-def _limits(setting: Setting, blocks: int, times: int) -> Limits:
-    """Limits of an engine as large as so many others."""
-    return Limits(
-        num_blocks=blocks,
-        block_size=BLOCK,
-        max_num_seqs=setting.max_num_seqs * times,
-        max_num_batched_tokens=2048 * times,
-        max_model_len=32_768,
-        vocab_size=VOCABULARY,
-    )
 
 
 def table(rows: list[Result]) -> str:

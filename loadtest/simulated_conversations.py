@@ -66,6 +66,17 @@ class Setting:
     speed: float = 1.0
     """The speed of an engine, in multiples of ``StepTime``'s."""
 
+    def limits(self, blocks: int, times: int = 1) -> Limits:
+        """Limits of an engine with so many blocks that is as large as so many of these."""
+        return Limits(
+            num_blocks=blocks,
+            block_size=BLOCK,
+            max_num_seqs=self.max_num_seqs * times,
+            max_num_batched_tokens=2048 * times,
+            max_model_len=32_768,
+            vocab_size=VOCABULARY,
+        )
+
 
 @dataclass(slots=True)
 class Conversation:

@@ -219,3 +219,21 @@ def gelu_tanh_and_mul(gate, up):
     # 2 sqrt(2 / pi) (x + 0.044715 x³)
     slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def banded_tile(
+    rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BAND: tl.constexpr
+):
+    """Rows [BLOCK_ROWS] and columns [BLOCK_COLUMNS] of a product that this program computes:
+    ``BAND`` tiles of rows with one tile of columns before the next one's turn."""
+    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
+    at = tl.program_id(0)
+    band = at // (BAND * column_tiles)
+    height = tl.minimum(row_tiles - band * BAND, BAND)
+    row_tile = band * BAND + at % (BAND * column_tiles) % height
+    column_tile = at % (BAND * column_tiles) // height
+    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    return row, column

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.gpu.device_functions import INTERPRETED
+from penstock.kernels.gpu.device_functions import INTERPRETED, banded_tile
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 MOST = 448.0
@@ -123,15 +123,7 @@ def _block_kernel(
     """A tile [BLOCK_ROWS, BLOCK_COLUMNS] of ``out`` a program; ``BAND`` tiles of rows of x with one
     tile of W before the next one's turn."""
     begin_early(EARLY)
-    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
-    column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
-    at = tl.program_id(0)
-    band = at // (BAND * column_tiles)
-    height = tl.minimum(row_tiles - band * BAND, BAND)
-    row_tile = band * BAND + at % (BAND * column_tiles) % height
-    column_tile = at % (BAND * column_tiles) // height
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    row, column = banded_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, BAND)
     blocks: tl.constexpr = WIDTH // 128 // SPLITS
     split = tl.program_id(1)
     near = split * blocks * 128 + tl.arange(0, 128)

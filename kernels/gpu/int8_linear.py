@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.device_facts import shared_bytes
-from penstock.kernels.gpu.device_functions import INTERPRETED
+from penstock.kernels.gpu.device_functions import INTERPRETED, banded_tile
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
 _LEAST = 1e-12
@@ -71,15 +71,7 @@ def _int8_kernel(
     """A tile [BLOCK_ROWS, BLOCK_COLUMNS] of ``out`` a program; ``BAND`` tiles of rows of x with one
     tile of W before the next one's turn."""
     begin_early(EARLY)
-    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
-    column_tiles = tl.cdiv(columns, BLOCK_COLUMNS)
-    at = tl.program_id(0)
-    band = at // (BAND * column_tiles)
-    height = tl.minimum(row_tiles - band * BAND, BAND)
-    row_tile = band * BAND + at % (BAND * column_tiles) % height
-    column_tile = at % (BAND * column_tiles) // height
-    row = row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = column_tile * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    row, column = banded_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, BAND)
     near = tl.arange(0, STEP)
     left_source = x + row.to(tl.int64)[:, None] * WIDTH + near[None, :]
     right_source = weight + column.to(tl.int64)[None, :] * WIDTH + near[:, None]

@@ -84,8 +84,8 @@ def put_load(
         command += ["--random-input-len", str(workload.prompt), "--random-range-ratio", str(RANGE)]
         command += ["--random-output-len", str(workload.answer), "--save-result", str(path)]
         command += ["--metric-percentiles", f"{100 * SHARE:g}", "--goodput", *objective.flags]
-        pace = ["--request-rate", f"{rate:g}"] if rate else ["--max-concurrency", "1"]
-        code, said = _within([*command, *pace], limit_s)
+        command += ["--request-rate", f"{rate:g}"] if rate else ["--max-concurrency", "1"]
+        code, said = _within(command, limit_s)
         try:
             result: dict[str, Any] = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError):

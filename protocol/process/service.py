@@ -32,6 +32,7 @@ from penstock.protocol.wire.security import CurveKeys
 
 _encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _unheard(complaint: str) -> None:
@@ -71,6 +72,15 @@ def port_range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def resident_bytes() -> float:
+    """Memory of this process that is in RAM; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as statm:
+            return float(int(statm.read(256).split()[1]) * _PAGE_BYTES)
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 class Service:
     """The common part: mailbox, membership, beats, signals."""
 
@@ -98,6 +108,7 @@ class Service:
         self.beats = BeatThread(self.participant, self.mailbox)
         self.exit_code = 0
         self._signals = 0
+        self._started_at = time.time()
         self._beaten_to = 0
         """Incarnation of the router that was last told of this process's phase at once."""
 
@@ -115,8 +126,19 @@ class Service:
 
     def report(self, metrics: Registry) -> None:
         """Hand the newest counters to the beats."""
-        metrics.set("outbox_bytes", self.mailbox.outbox_bytes())
-        metrics.counter("malformed_frames_total").value = float(self.mailbox.malformed)
+        mailbox = self.mailbox
+        metrics.set("outbox_bytes", mailbox.outbox_bytes())
+        for name, value, *labels in (
+            ("malformed_frames_total", mailbox.malformed),
+            ("messages_sent_total", mailbox.sent, self.name),
+            ("sent_bytes_total", mailbox.sent_bytes, self.name),
+            ("dropped_messages_total", mailbox.refused, "unsent"),
+            ("process_cpu_seconds_total", time.process_time()),
+            ("process_loop_cpu_seconds_total", time.thread_time()),
+        ):
+            metrics.counter(name, *labels).value = float(value)
+        metrics.set("process_resident_memory_bytes", resident_bytes())
+        metrics.set("process_start_time_seconds", self._started_at)
         self.status.metrics = _encode(metrics.report())
 
     def _on_change(self, gone: dict[int, Peer]) -> None:

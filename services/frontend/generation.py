@@ -18,6 +18,7 @@ from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
 from penstock.client.request_terms import Caller
 from penstock.protocol.tasks import OF_FOLDERS
+from penstock.protocol.trace_context import trace_id
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
@@ -91,6 +92,7 @@ class Generation(RequestProgress):
         """Of all choices, prompt by prompt, once it was opened."""
         self._gateway = gateway
         self.caller = caller
+        self.trace_id = trace_id(caller.trace)
         self.accepted_at = 0.0
         """When engines had all of its prompts; 0 before."""
         self.key = key
@@ -273,6 +275,7 @@ class Generation(RequestProgress):
             self._deadline.cancel()
             self.abandon()
             self._gate.history.ended(self)
+            self.meters.ended(self.usage, self.request.served, self.key.name)
             if self._admission is not None:
                 self._settle(self._admission)
 

@@ -332,6 +332,7 @@ class Planner:
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
+            sequence.started_at = step.now
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
         start, prompt = sequence.num_computed, -1
         if sequence.request.reads_output:
@@ -352,6 +353,7 @@ class Planner:
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
+                adapter=sequence.request.head.adapter,
             )
         )
         self._add_chunk(step, sampled, sequence)

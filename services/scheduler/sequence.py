@@ -152,6 +152,10 @@ class Sequence:
     """Positions taken from the prefix cache when it last got its slot."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it first ran; -1: never ran."""
+    started_at: float = 0.0
+    """When it first ran, in the scheduler's monotonic seconds; 0: never ran."""
+    first_token_at: float = 0.0
+    """When it had its first token here; 0: has none."""
     queued_s: float = 0.0
     """Seconds from the request's arrival until it first ran."""
     preemptions: int = 0

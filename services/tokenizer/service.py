@@ -73,6 +73,7 @@ class TokenizerService(AsyncService):
         self._fingerprint = fingerprint(self.info.folder)
         super().__init__(config)
         self.metrics = Registry()
+        self._encode_seconds = self.metrics.histogram("encode_seconds").observe
         self.text: TextModel | None = None
         self.tasks = load_tasks()
         self._folder_tasks = FolderTasks(read_pooling(self.info, config.model), self.info)
@@ -210,6 +211,7 @@ class TokenizerService(AsyncService):
         timer = self.encoding.pop((request_id, attempt), None)
         if timer is not None:
             timer.cancel()
+            self._encode_seconds(self.loop.time() - (timer.when() - ENCODE_SECONDS))
         try:
             found = done.result()
         except CancelledError:
@@ -286,6 +288,8 @@ class TokenizerService(AsyncService):
         self.ledger.tick(now)
         self.status.load = sum(one.open_choices for one in self.ledger.open.values())
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
+        continued = self.metrics.counter("continuations_total", "tokenizer")
+        continued.value = float(self.ledger.continuations)
         model = self.config.model.names()[0]
         self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer", model)
         self.report(self.metrics)

@@ -53,6 +53,7 @@ class WorkerService(LoopService):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metrics = Registry()
+        self._launch_seconds = self.metrics.counter("step_part_seconds_total", "launch")
         self.executor: Executor | None = None
         self.epoch = 0
         self.scheduler = ""
@@ -142,6 +143,7 @@ class WorkerService(LoopService):
             tasks=list(self.executor.tasks),
             generates=self.executor.generates,
             labels=self.executor.labels,
+            adapters=self.executor.adapters,
         )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -189,6 +191,7 @@ class WorkerService(LoopService):
                 *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
                 executor.generates,
                 executor.labels,
+                executor.adapters,
             ),
         )
 
@@ -217,7 +220,7 @@ class WorkerService(LoopService):
             self._collect(self.executor, wait=True)
             if not plan.full and not self._expected:
                 return  # what it builds on has failed
-        began = time.monotonic_ns() if TRACE.on else 0
+        began = time.monotonic_ns()
         self._launched = plan.step
         try:
             if self.faults:
@@ -227,8 +230,10 @@ class WorkerService(LoopService):
             self.log.exception("step failed", step=plan.step)
             self._fail(plan, f"{type(error).__name__}: {error}")
             return
-        if began:
-            TRACE.add(LAUNCH, began, plan.step)
+        ended = time.monotonic_ns()
+        self._launch_seconds.value += (ended - began) * 1e-9
+        if TRACE.on:
+            TRACE.add(LAUNCH, began, plan.step, ended=ended)
         self._expected = plan.step + 1
         self._collect(self.executor)
 

@@ -71,7 +71,8 @@ class StepDecoder(ABC):
 
     @abstractmethod
     def head_of_all(self, rows: int, count: int) -> None:
-        """As ``head``, for a step of which ``row_logits`` asks for other rows than the sampled.
+        """Do what ``head`` does, for a step in which ``row_logits`` reads other rows than those
+        that are sampled.
 
         rows: those of the body.
         """

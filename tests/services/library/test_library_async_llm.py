@@ -264,7 +264,7 @@ def test_the_arguments_of_a_tool_call_come_in_deltas(program: Program) -> None:
                 "name": "note",
                 "parameters": {
                     "type": "object",
-                    "properties": {"text": {"type": "string", "minLength": 12, "maxLength": 20}},
+                    "properties": {"text": {"type": "string", "minLength": 60, "maxLength": 70}},
                     "required": ["text"],
                 },
             },
@@ -282,7 +282,7 @@ def test_the_arguments_of_a_tool_call_come_in_deltas(program: Program) -> None:
     new, (last,) = program.run_all(map(ask, ("delta", "final")))
     (call,) = last.outputs[0].tool_calls
     parts = [one for output in new for choice in output.outputs for one in choice.tool_calls]
-    assert len(parts) > 2
+    assert len(parts) > 1, "what comes while nobody reads is put together, but not all of it"
     assert {(part.id[:5], part.name) for part in parts} == {(call.id[:5], "note")}
     assert "".join(part.arguments for part in parts) == call.arguments
 

@@ -1,0 +1,108 @@
+"""Drafts from texts: what came next where the same tokens stood before."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.services.worker.speculation.finished_outputs import FinishedOutputs
+from penstock.services.worker.speculation.proposer import FINISHED, OWN, Draft
+from penstock.services.worker.speculation.text_index import MOST_MATCH, Match, TextIndex
+
+MOST_OWN = 65_536
+"""Tokens of a sequence that are searched: the latest, 1 MiB with the index."""
+
+
+class _Text:
+    """One sequence."""
+
+    __slots__ = ("corpus", "index", "latest", "output")
+
+    def __init__(
+        self, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes, ngram: int
+    ) -> None:
+        self.index = TextIndex(MOST_OWN, ngram)
+        self.index.extend(text)
+        self.latest = array("i", text[-MOST_MATCH:].tobytes())
+        """The end of the text."""
+        self.output = array("i", text[prompt_len:].tobytes())
+        self.corpus = corpus
+
+
+class NgramProposer:
+    """The continuation of the latest place where a text has its last ``ngram`` tokens before:
+    Saxena, *Prompt Lookup Decoding*, 2023."""
+
+    def __init__(self, ngram: int = 3) -> None:
+        """ngram: 1 to 4."""
+        self._ngram = ngram
+        self._texts: dict[int, _Text] = {}
+
+    def begin(self, slot: int, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes) -> None:
+        """See ``SpeculativeProposer``, for all methods."""
+        self._texts[slot] = _Text(text, prompt_len, corpus, self._ngram)
+
+    def took(self, slot: int, tokens: Sequence[int]) -> None:
+        text = self._texts.get(slot)
+        if text is None:
+            return
+        for token in tokens:
+            text.index.append(token)
+            text.output.append(token)
+        text.latest.extend(tokens)
+        if len(text.latest) > 2 * MOST_MATCH:
+            del text.latest[:-MOST_MATCH]
+
+    def propose(self, slot: int, most: int) -> Draft | None:
+        text = self._texts.get(slot)
+        if text is None:
+            return None
+        found = text.index.find(text.latest, own=True)
+        return None if found is None else _draft(text.index, found, most, OWN)
+
+    def forget(self, slot: int) -> None:
+        self._texts.pop(slot, None)
+
+    def clear(self) -> None:
+        self._texts.clear()
+
+
+class SuffixProposer(NgramProposer):
+    """The continuation of the longest end of a text that stands in the text before, or in a
+    finished output of the same corpus; where both are as long, the text's own.
+
+    After Oliaro et al., *SuffixDecoding*, 2024 (arXiv:2411.04975), with ``TextIndex`` in the place
+    of suffix trees.
+    """
+
+    def __init__(self, most_finished: int) -> None:
+        """most_finished: tokens of finished outputs that are kept, at most; 0: none."""
+        super().__init__()
+        self.finished = FinishedOutputs(most_finished)
+
+    def propose(self, slot: int, most: int) -> Draft | None:
+        text = self._texts.get(slot)
+        if text is None:
+            return None
+        own = text.index.find(text.latest, own=True)
+        corpus = None
+        if own is None or own.length < MOST_MATCH:
+            corpus = self.finished.of(text.corpus)
+        if corpus is not None:
+            other = corpus.find(text.latest)
+            if other is not None and (own is None or other.length > own.length):
+                return _draft(corpus, other, most, FINISHED)
+        return None if own is None else _draft(text.index, own, most, OWN)
+
+    def forget(self, slot: int) -> None:
+        text = self._texts.pop(slot, None)
+        if text is not None:
+            self.finished.add(text.corpus, text.output)
+
+
+def _draft(index: TextIndex, found: Match, most: int, source: str) -> Draft | None:
+    tokens = index.after(found.at, most, own=source == OWN)
+    return Draft(tokens, source, found.length) if tokens else None

@@ -1,0 +1,148 @@
+"""Drafts from texts: what is found, for whom, and what it costs whatever the text."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from penstock.services.worker.speculation.finished_outputs import FinishedOutputs
+from penstock.services.worker.speculation.text_index import (
+    DEPTH,
+    END,
+    MOST_MATCH,
+    Match,
+    TextIndex,
+)
+from penstock.services.worker.speculation.text_proposers import NgramProposer, SuffixProposer
+from tests.counted import instructions
+
+
+def fibonacci_word(length: int) -> list[int]:
+    """Repeats itself at every scale."""
+    shorter, longer = [1], [1, 2]
+    while len(longer) < length:
+        shorter, longer = longer, longer + shorter
+    return longer[:length]
+
+
+def texts(length: int, vocab: int = 50_000) -> dict[str, list[int]]:
+    draw = random.Random(1)
+    return {
+        "one token": [7] * length,
+        "random": [draw.randrange(vocab) for _ in range(length)],
+        "two tokens": [draw.randrange(2) for _ in range(length)],
+        "fibonacci": fibonacci_word(length),
+    }
+
+
+def begun(proposer: NgramProposer, text: list[int], slot: int = 0, corpus: bytes = b"a") -> None:
+    proposer.begin(slot, np.array(text, np.int32), len(text), corpus)
+
+
+def test_a_text_that_repeats_itself_goes_on_as_it_did() -> None:
+    proposer = NgramProposer()
+    begun(proposer, [1, 2, 3, 4, 5, 6, 9, 1, 2])
+    assert proposer.propose(0, 3) is None
+    proposer.took(0, [3])
+    draft = proposer.propose(0, 3)
+    assert draft is not None and draft.tokens == [4, 5, 6] and draft.match == 3
+
+
+def test_a_period_is_continued_beyond_the_end_of_the_text() -> None:
+    proposer = NgramProposer()
+    begun(proposer, [5, 6, 5, 6, 5, 6])
+    draft = proposer.propose(0, 5)
+    assert draft is not None and draft.tokens == [5, 6, 5, 6, 5]
+
+
+def test_the_longest_match_is_preferred_to_the_latest() -> None:
+    index = TextIndex(100)
+    index.extend([8, 1, 2, 3, 40, 9, 1, 2, 3, 50, 8, 1, 2, 3])
+    assert index.find(array("i", [8, 1, 2, 3]), own=True) == Match(4, 4)
+
+
+def test_outputs_are_found_by_their_corpus_alone_and_never_joined() -> None:
+    proposer = SuffixProposer(most_finished=4_000)
+    for slot, corpus in enumerate((b"a", b"b")):
+        begun(proposer, [1], slot, corpus)
+        proposer.took(slot, [10 + slot, 11, 12, 13, 14, 15, 16, 17])
+        proposer.forget(slot)
+    begun(proposer, [3, 11, 12, 13], corpus=b"a")
+    draft = proposer.propose(0, 20)
+    assert draft is not None and draft.source == "finished"
+    assert draft.tokens == [14, 15, 16, 17]
+    begun(proposer, [3, 11, 12, 13], corpus=b"c")
+    assert proposer.propose(0, 20) is None
+
+
+def test_what_was_used_least_recently_goes_first_and_no_corpus_has_all() -> None:
+    kept = FinishedOutputs(most=400)
+    kept.add(b"large", list(range(1_000)))
+    index = kept.of(b"large")
+    assert index is not None and len(index) == 100
+    for name in (b"1", b"2", b"3", b"4"):
+        kept.add(name, list(range(99)))
+    assert kept.of(b"large") is None and kept.of(b"1") is not None
+    assert kept.num_tokens == 400
+
+
+@pytest.mark.parametrize("name", texts(1))
+@pytest.mark.parametrize("ngram", [1, 3, 4])
+def test_one_by_one_and_many_at_once_find_the_same(name: str, ngram: int) -> None:
+    text = texts(700, vocab=20)[name]
+    single, bulk = TextIndex(300, ngram), TextIndex(300, ngram)
+    for token in text:
+        single.append(token)
+    at = 0
+    for part in (1, 3, 90, 2, 250, 200, 150, 4):
+        bulk.extend(text[at : at + part])
+        at += part
+    assert single.tokens == bulk.tokens and single.end == bulk.end
+    for end in range(310, 700):
+        asked = array("i", text[end - 2 * MOST_MATCH : end])
+        assert single.find(asked) == bulk.find(asked)
+
+
+@pytest.mark.parametrize("name", texts(1))
+def test_what_is_found_stands_there(name: str) -> None:
+    text = texts(2_000, vocab=9)[name]
+    index = TextIndex(5_000)
+    for end, (token, following) in enumerate(pairwise(text), 1):
+        index.append(token)
+        found = index.find(array("i", text[max(0, end - 40) : end]), own=True)
+        if found is not None:
+            length = found.length
+            assert text[found.at - length : found.at] == text[end - length : end]
+            assert found.at < end
+        assert following != END
+
+
+@pytest.mark.parametrize("name", texts(1))
+def test_a_step_costs_the_same_whatever_and_however_long_the_text(name: str) -> None:
+    most = 0
+    for length in (500, 20_000):
+        proposer = SuffixProposer(most_finished=200_000)
+        text = texts(length + 50)[name]
+        begun(proposer, text)
+        proposer.took(0, text)
+        proposer.forget(0)
+        begun(proposer, text[:length])
+        for token in text[length:]:
+            proposer.took(0, [token])
+            most = max(most, instructions(lambda: proposer.propose(0, 8)))  # noqa: B023
+    # A place costs a hundred instructions or two; there are two indexes of ``DEPTH`` places.
+    assert most < 400 * 2 * DEPTH
+
+
+@pytest.mark.parametrize("name", texts(1))
+def test_twenty_bytes_a_token_are_the_most(name: str) -> None:
+    kept = FinishedOutputs(most=400_000)
+    text = texts(2_000)[name]
+    for _ in range(60):
+        kept.add(b"a", text)
+    # 20,000,000 tokens, 10,000 outputs of 2,000, are then less than 400 MB.
+    assert kept.num_bytes <= 20 * 100_000

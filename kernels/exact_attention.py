@@ -50,9 +50,9 @@ class Piece(NamedTuple):
 
     first: int
     """The first one's place in the chunk."""
-    count: int
+    queries: int
     padded: int
-    """The count, filled up to a multiple of ``ROW_MULTIPLE``."""
+    """Their number, filled up to a multiple of ``ROW_MULTIPLE``."""
     tiles: list[SeenTile]
 
 
@@ -90,15 +90,15 @@ class ExactChunk(NamedTuple):
             keys = _Keys(key_cache, value_cache, self, some)
             scores = _score_memory(apart[:, some], self.pieces)
             for piece in self.pieces:
-                inside = slice(piece.first, piece.first + piece.count)
+                inside = slice(piece.first, piece.first + piece.queries)
                 sums = self._attend_piece(piece, apart[inside, some], keys, scale, scores)
                 attended, row_sum = (
-                    part.view(len(part), piece.padded, -1, part.shape[-1])[:, : piece.count]
+                    part.view(len(part), piece.padded, -1, part.shape[-1])[:, : piece.queries]
                     for part in (sums.attended, sums.row_sum)
                 )
                 if of_heads is not None:
                     row_max = sums.row_max.view(len(attended), piece.padded, -1, 1)
-                    row_sum = row_sum + (of_heads[some] - row_max[:, : piece.count]).exp_()
+                    row_sum = row_sum + (of_heads[some] - row_max[:, : piece.queries]).exp_()
                 into = out[inside, some]
                 torch.div(attended.transpose(0, 1), row_sum.transpose(0, 1), out=into)
         return out.view(rows, heads * dim)
@@ -116,8 +116,8 @@ class ExactChunk(NamedTuple):
         )
         for tile, key, value in keys.tiles(piece.tiles):
             active = slice(tile.first * shared, tile.end * shared)
-            shape = kv_heads, active.stop - active.start, KV_TILE
-            found = scores[: shape[0] * shape[1] * shape[2]].view(shape)
+            rows = (tile.end - tile.first) * shared
+            found = scores[: kv_heads * rows * KV_TILE].view(kv_heads, rows, KV_TILE)
             torch.bmm(packed[:, active], key.transpose(1, 2), out=found)
             if self.softcap:
                 found.div_(self.softcap).tanh_().mul_(self.softcap)

@@ -125,7 +125,7 @@ def test_tiles_ahead_of_a_window_are_neither_read_nor_computed() -> None:
         want = paged.exact(0, start + index).reshape(-1)
         assert (got[index] - want).abs().max() < 3e-6
     (batch,) = planned(paged, start, count)
-    assert all(len(piece.tiles) <= 2 + piece.count // KV_TILE for piece in batch.pieces)
+    assert all(len(piece.tiles) <= 2 + piece.queries // KV_TILE for piece in batch.pieces)
 
 
 def test_queries_take_part_only_in_tiles_of_which_they_see_some() -> None:

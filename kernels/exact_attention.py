@@ -143,8 +143,8 @@ class _Keys:
         self._width = chunk.tiles_at_once * KV_TILE
         self._begin = -1
         """The first of the gathered positions, from the chunk's ``start`` on."""
-        heads, blocks = self._gather.shape
-        most = heads * min(self._width, blocks * self._block_size) * self._dim
+        count, blocks = self._gather.shape
+        most = count * min(self._width, blocks * self._block_size) * self._dim
         self._memory = [key_cache.new_empty(most) for _ in self._caches]
         self._gathered: list[Tensor] = []
 

@@ -353,6 +353,7 @@ class Planner:
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
+                trace=sequence.request.trace,
             )
         )
         self._add_chunk(step, sampled, sequence)

@@ -170,6 +170,8 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is to be made of the prompt, once it is computed, instead of a token."""
     second: int = 0
     """Where the second text of a pair begins; 0: there is none."""
+    trace: str = ""
+    """The trace that its request belongs to, where it is sampled: 55 characters."""
 
     @property
     def length(self) -> int:

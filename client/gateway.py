@@ -20,7 +20,7 @@ from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
-from penstock.client.served_engines import ServedEngines
+from penstock.client.served_engines import ServedEngines, adapter_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -82,6 +82,8 @@ class PipelineGateway:
         self._reported: set[str] = set()
         """Models whose waits were ever told."""
         self._models: dict[str, ServedModel] = {}
+        self._adapted: dict[str, ServedModel] = {}
+        """Adapters by name, as models; a model's own name comes first."""
         self._engines = ServedEngines(limits.restart_wait_s)
         self._mailbox = mailbox
         self._participant = participant
@@ -98,6 +100,10 @@ class PipelineGateway:
         now, head = time.monotonic(), work.head
         if not head.model and (models := self.models()):
             head = msgspec.structs.replace(head, model=models[0].name)
+            work = msgspec.structs.replace(work, head=head)
+        if (adapted := self._adapted.get(head.model)) is not None:
+            adapter = adapted.adapters[0].digest
+            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
             work = msgspec.structs.replace(work, head=head)
         if self.is_closed:
             raise self._unavailable(GOING_DOWN)
@@ -188,9 +194,10 @@ class PipelineGateway:
             request.sink = sink
 
     def models(self) -> list[ServedModel]:
-        """What the engines serve. An engine that still loads does not know its limits, and no
-        request may be judged by them: while all of a model do, what was last known of it."""
-        return list(self._models.values())
+        """What the engines serve, models first, then adapters. An engine that still loads does not
+        know its limits, and no request may be judged by them: while all of a model do, what was
+        last known of it."""
+        return [*self._models.values(), *self._adapted.values()]
 
     def _look_engines(self, now: float) -> None:
         peers = self._participant.of("scheduler")
@@ -201,11 +208,16 @@ class PipelineGateway:
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
         self._models = {name: known[name] for name in names}
+        taken = {name for one in self._models.values() for name in (one.name, *one.aliases)}
+        adapted = (one for base in self._models.values() for one in adapter_models(base))
+        self._adapted = {one.name: one for one in adapted if one.name not in taken}
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()
         withdrawn = self._participant.withdrawn
         expected = [one for one in self._expected if one not in withdrawn]
+        if (adapted := self._adapted.get(name)) is not None:
+            name = adapted.parent
         names = [name] if name else dict.fromkeys([*expected, *self._participant.served])
         models = {one: self._state(one, now) for one in names}
         lacking = {one: state.what_lacks() for one, state in models.items()}

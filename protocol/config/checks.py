@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
@@ -49,6 +50,7 @@ def contradictions(
     return [
         *_memory(config, sources),
         *contradictions_of_several(config),
+        *contradictions_of_adapters(config),
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *_network(config, sources),

@@ -231,6 +231,19 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Hopper GPU that has room, which small batches read faster."
         ),
     ] = "auto"
+    lora: Annotated[
+        list[str],
+        Meta(
+            description="A LoRA adapter, NAME=FOLDER (peft's format), served as a model of that "
+            "name; may be given several times."
+        ),
+    ] = []
+    max_loras: Annotated[
+        int, Meta(ge=1, le=1024, description="Most adapters that are loaded at once.")
+    ] = 8
+    max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
+        64
+    )
     download: Annotated[
         bool,
         Meta(description="Fetch a MODEL of the Hugging Face hub that its local cache lacks."),

@@ -43,6 +43,7 @@ def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
         id=name,
         created=created,
         root=model.name,
+        parent=model.parent or None,
         max_model_len=model.max_model_len,
         tasks=[*([GENERATE] if model.generates else []), *model.tasks],
     )

@@ -10,7 +10,7 @@ result shows a stop, the token that step *k+1* draws for that sequence is thrown
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
@@ -21,12 +21,13 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.protocol.wire.messages.tokens import TokenBatch
 from penstock.services.scheduler.admission import (
+    ANYTHING,
+    Offers,
     Unservable,
     UsableSlots,
     WaitingRoom,
     make_request,
     make_sequences,
-    not_done_here,
     overloaded,
 )
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
@@ -72,14 +73,14 @@ class SchedulerCore:
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
         engine: str = "",
-        tasks: Collection[str] | None = None,
+        offers: Offers = ANYTHING,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
-        request ran. ``tasks``: those that the worker does, to generate included; ``None``: any."""
+        request ran. ``offers``: what the worker can do."""
         self.limits = limits
-        self._tasks = tasks
+        self.offers = offers
         self.epoch = epoch
         self.counters = Counters()
         self._policy = policy
@@ -121,9 +122,9 @@ class SchedulerCore:
             if attempt <= known.attempt:
                 return None
             self._sequences.drop(known)
-        if self._tasks is not None and work.head.task not in self._tasks:
+        if reason := self.offers.lacks(work.head):
             self.counters.rejected_requests += 1
-            return not_done_here(request_id, attempt, work.head.task, self._tasks)
+            return overloaded(request_id, attempt, reason)
         try:
             request = make_request(request_id, attempt, owner, work, now, self.limits)
             sequences = make_sequences(request, work, self.limits, self._numbers)
@@ -189,9 +190,9 @@ class SchedulerCore:
         """(id, attempt) of every open request of an owner."""
         return [(request.id, request.attempt) for request in self._requests.of(owner)]
 
-    def not_done_by(self, tasks: Collection[str]) -> list[int]:
-        """Ids of the open requests for other tasks than these."""
-        return [one.id for one in self._requests if one.head.task not in tasks]
+    def not_done_by(self, offers: Offers) -> list[int]:
+        """Ids of the open requests that want anything else."""
+        return [one.id for one in self._requests if offers.lacks(one.head)]
 
     def failures(self, request_id: int) -> int:
         """Steps that failed with an open request since its last token, over all its choices."""
@@ -294,9 +295,9 @@ class SchedulerCore:
 
     @crash_only
     def restart(
-        self, epoch: int, limits: Limits | None = None, tasks: Collection[str] | None = None
+        self, epoch: int, limits: Limits | None = None, offers: Offers = ANYTHING
     ) -> Batches:
-        """A worker begins a new epoch with an empty cache, perhaps with other limits and tasks.
+        """A worker begins a new epoch with an empty cache, perhaps with other limits and offers.
 
         What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
         an error.
@@ -304,7 +305,7 @@ class SchedulerCore:
         self._failures.worker_ended()
         self.epoch = epoch
         self._in_flight.new_epoch()
-        self._tasks = tasks
+        self.offers = offers
         if limits is not None:
             self.limits = limits
             whole = limits.task_prompts == "whole"

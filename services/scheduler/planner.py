@@ -354,6 +354,7 @@ class Planner:
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
+                adapter=sequence.request.head.adapter,
                 trace=sequence.request.trace,
             )
         )

@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Collection
 
 import msgspec
 
@@ -21,6 +20,7 @@ from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
+from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
@@ -108,7 +108,9 @@ class SchedulerService(LoopService):
             tasks=whole.tasks,
             generates=whole.generates,
             labels=whole.labels,
+            adapters=whole.adapters,
         )
+        offers = Offers(capacity.done, frozenset(one.digest for one in whole.adapters))
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
@@ -122,7 +124,7 @@ class SchedulerService(LoopService):
                 shape=whole.shape,
                 num_ranks=config.cluster.world_size,
                 engine=config.cluster.engine,
-                tasks=capacity.done,
+                offers=offers,
             )
             self.core.follow_faults(self._on_fault)
             self._meters.follow(self.core)
@@ -130,18 +132,19 @@ class SchedulerService(LoopService):
             gc.collect()
             gc.freeze()
         else:
-            self._hand_over_others(self.core, capacity.done)
-            self._hand_out(self.core.restart(self.group.epoch, limits, capacity.done))
+            self._hand_over_others(self.core, offers)
+            self._hand_out(self.core.restart(self.group.epoch, limits, offers))
         self.status.capacity = capacity
         if self._draining_since is None:
             self.set_phase(Phase.READY)
 
-    def _hand_over_others(self, core: SchedulerCore, tasks: Collection[str]) -> None:
+    def _hand_over_others(self, core: SchedulerCore, offers: Offers) -> None:
         """Give back what the next worker does not do: another engine may, or one to come."""
-        if self.ledger is not None and (others := core.not_done_by(tasks)):
+        if self.ledger is not None and (others := core.not_done_by(offers)):
             self.log.warning(
-                f"the next worker does only {', '.join(tasks)}; {len(others)} open requests for "
-                "other tasks go back to find another engine"
+                f"the next worker does only {', '.join(offers.tasks or ())} and has "
+                f"{len(offers.adapters or ())} adapters; {len(others)} open requests for other "
+                "tasks or adapters go back to find another engine"
             )
             self.ledger.hand_over(frozenset(others))
 

@@ -40,6 +40,7 @@ from penstock.services.worker.kv_memory import KVMemory
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.pooling import pool_rows
@@ -97,6 +98,8 @@ class ModelExecutor(DirectExecutor):
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
+        if isinstance(model, Decoder) and model.adapters is not None:
+            self.slots.adapter_numbers = model.adapters.numbers
         self.grammars = GrammarRows(capacity.max_num_seqs, model.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, model.vocab_size, model.device)
         blocks = capacity.num_blocks + EXTRA_BLOCKS

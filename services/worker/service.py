@@ -146,6 +146,7 @@ class WorkerService(LoopService):
             tasks=list(self.executor.tasks),
             generates=self.executor.generates,
             labels=self.executor.labels,
+            adapters=self.executor.adapters,
         )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -193,6 +194,7 @@ class WorkerService(LoopService):
                 *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
                 executor.generates,
                 executor.labels,
+                executor.adapters,
             ),
         )
 

@@ -74,8 +74,12 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
-_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"])
-_CAPACITY_ROW: list[Any] = [*_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"]]
+_ADAPTERS = [e.Adapter("sql", "ab12")]
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS)
+_ADAPTERS_ROW: list[Any] = [["sql", "ab12"]]
+_CAPACITY_ROW: list[Any] = [
+    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW,
+]  # fmt: skip
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
 _IDENTITY = m.Identity(
@@ -135,8 +139,8 @@ _SAMPLING_ROW: list[Any] = [
     ],
     5,
 ]  # fmt: skip
-_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "00-a")
-_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "00-a"]
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "ab12", "00-a")
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "ab12", "00-a"]
 _HEAD = r.RequestHead(
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
     False, 6, True,
@@ -256,11 +260,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         s.Attached(
             1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
-            ["no"],
+            ["no"], _ADAPTERS,
         ),
         [
             41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
+            _ADAPTERS_ROW,
         ],
     ),
     "StepPlan": (
@@ -344,7 +349,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "b42f8449ecd73a42"
+SCHEMA_HASH = "19905538b3daccc5"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -355,9 +360,9 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
-        "4024000000000000059dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
-        "00a577686f6c650391a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d"
-        "659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
+        "4024000000000000059ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
+        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132c4016d0291964606ce000111"
+        "70cd038440a26d6591a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
@@ -367,8 +372,9 @@ GOLDEN: dict[str, str] = {
     "Members": (
         "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a572"
-        "65616479a09dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
-        "6f6c650391a5656d626564c291a26e6f03920b0c0291ccc891a26d6591a3796f75"
+        "65616479a09ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
+        "6f6c650391a5656d626564c291a26e6f9192a373716ca46162313203920b0c0291ccc891a26d6591a3796f"
+        "75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -407,13 +413,14 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "982901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
+        "992901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
         "029892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000"
-        "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f"
+        "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
+        "3132"
     ),
     "StepPlan": (
-        "9a2a0102c39100919d03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d62"
-        "656407a430302d619201099195030002c3910791c40801000000ff7f000001"
+        "9a2a0102c39100919e03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d62"
+        "656407a461623132a430302d619201099195030002c3910791c40801000000ff7f000001"
     ),
     "StepResult": (
         "9c2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f0000919303"

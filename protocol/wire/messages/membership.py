@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -41,6 +41,7 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     """Whether it can generate."""
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
+    adapters: list[Adapter] = []
 
     @property
     def done(self) -> list[str]:

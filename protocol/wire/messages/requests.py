@@ -132,6 +132,7 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_kind: PromptKind = "text"
     """What the client sent, also when it has become tokens since."""
     adapter: str = ""
+    """Digest of the adapter that is added to the model; empty: none is."""
     tenant: str = ""
     priority: RequestPriority = 0
     cache_salt: CacheSalt = ""

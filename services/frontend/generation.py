@@ -20,7 +20,7 @@ from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
 from penstock.client.request_terms import Caller
 from penstock.protocol.process.spans import SPANS, OpenSpan
-from penstock.protocol.tasks import OF_FOLDERS
+from penstock.protocol.tasks import OF_FOLDERS, OF_TOKENIZERS
 from penstock.protocol.trace_context import trace_id
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
@@ -283,7 +283,8 @@ class Generation(RequestProgress):
             self._deadline.cancel()
             self.abandon()
             self._gate.history.ended(self)
-            self.meters.ended(self.usage, self.request.served, self.key.name)
+            if self.request.task not in OF_TOKENIZERS:  # who counts tokens uses none
+                self.meters.ended(self.usage, self.request.served, self.key.name)
             if self._admission is not None:
                 self._settle(self._admission)
             if self._span is not None:

@@ -162,7 +162,13 @@ REQUESTS = (
         "empty.",
         ("key", "kind"),
     ),
-    Metric("key_requests_total", "counter", "Requests that have ended, by API key.", ("key",)),
+    Metric(
+        "key_requests_total",
+        "counter",
+        "Requests that have ended, by API key. Like all tokens and latencies of requests, without "
+        "those to tokenize or to count tokens, which no engine computes.",
+        ("key",),
+    ),
     Metric(
         "requests_finished_total",
         "counter",

@@ -41,7 +41,7 @@ from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
-from penstock.services.scheduler.planner import Planner
+from penstock.services.scheduler.planner import Planner, Step
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
@@ -93,8 +93,8 @@ class SchedulerCore:
         self._rows.engine = engine
         self._shape = shape
         self._prefill_budget = PrefillBudget(shape)
-        self.on_step: Callable[[int, int], None] = lambda sequences, tokens: None
-        """Hears of each executed step: its sequences, and the tokens that it computed."""
+        self.on_step: Callable[[Step, float], None] = lambda step, seconds: None
+        """Hears of each executed step, and of its time in the worker."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
@@ -271,7 +271,7 @@ class SchedulerCore:
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
-        self.on_step(step.num_decoding + len(step.chunks), step.num_decoding + step.num_prefilled)
+        self.on_step(step, result.seconds)
         self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         return self._rows.drain()
@@ -320,9 +320,10 @@ class SchedulerCore:
         """Tell of each sequence that ends by a fault of the server, for the log."""
         self._sequences.on_fault = on_fault
 
-    def follow_ends(self, on_closed: Callable[[Sequence], None]) -> None:
-        """Tell of each sequence that is over, whatever ended it."""
-        self._sequences.on_closed = on_closed
+    def follow_sequences(self, *hear: Callable[[Sequence], None]) -> None:
+        """Tell of each sequence that runs for the first time, has its first token, is over."""
+        sequences = self._sequences
+        sequences.on_started, sequences.on_first_token, sequences.on_closed = hear
 
     # Looking in.
 
@@ -396,6 +397,7 @@ class SchedulerCore:
             self._prefill_budget,
             self._shape,
             self.prefixes,
+            self._sequences.started,
         )
         self._results.max_row_tokens = self.limits.max_row_tokens
         if self.prefixes is not None:

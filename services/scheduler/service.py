@@ -222,7 +222,6 @@ class SchedulerService(LoopService):
             answers += self._take_failed_beside(core, len(answers))
         for answer in answers:
             if isinstance(answer, StepResult):
-                meters.step_seconds(answer.seconds)
                 began = time.monotonic_ns()
                 batches.append(core.apply(answer, now))
                 _add_part(meters.take, APPLY, began, answer.step)

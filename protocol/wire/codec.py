@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 27
+PROTOCOL_VERSION = 28
 
 Message = (
     membership.Hello

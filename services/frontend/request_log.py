@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.protocol.process import logs
+from penstock.protocol.trace_context import trace_id
 from penstock.services.frontend.generation import Generation
 
 QUIET_ROUTES = frozenset({"/live", "/health", "/ready"})
@@ -39,6 +40,8 @@ def log_request(
     if route in QUIET_ROUTES or (generation is None and status < 400):
         return
     fields: dict[str, Any] = {"id": request_id, "route": route, "status": status}
+    if generation is not None:
+        trace = trace_id(generation.caller.trace) or trace
     if trace:
         fields["trace"] = trace
     if generation is not None:

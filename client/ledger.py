@@ -21,6 +21,7 @@ from penstock.protocol.ownership.tombstones import (
     RECONCILE_SECONDS,
     RESEND_SECONDS,
 )
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
@@ -126,6 +127,7 @@ class ClientLedger:
                 body,
                 request.model,
                 request.open_choices,
+                SPANS.wanted(request.work.head.trace),
             ),
         )
 
@@ -145,7 +147,7 @@ class ClientLedger:
         self.continuations += 1
         request.sink.on_continued()
         request.submission += 1
-        request.tokenizer = 0
+        request.lost(now, cause)
         request.untaken_since = now
         self._submit(request, now)
 
@@ -212,7 +214,7 @@ class ClientLedger:
         """The request, if ``sender`` owns it now; else the sender is told to drop it."""
         request = self._current(request_id, attempt)
         if request is not None and request.tokenizer == 0 and sender in self._members.peers:
-            request.tokenizer = sender
+            request.taken_by(sender)
         if request is None or request.tokenizer != sender:
             self._disown(sender, [request_id], [attempt])
             return None
@@ -307,7 +309,7 @@ class ClientLedger:
             return False
         if sender not in self._members.peers:
             return False
-        request.tokenizer = sender
+        request.taken_by(sender)
         return True
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:

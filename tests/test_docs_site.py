@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,12 @@ from threading import Thread
 
 import pytest
 from check_site import differences, loads_from_elsewhere
+from command_page import command_page
 from prepare_site import OUTSIDE, navigation, page_of_site, prepare
+
+from penstock.protocol.config.flags import TEST_ONLY
+from penstock.protocol.config.resolve import fields
+from penstock.services.command_table import COMMANDS, HEADINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'self';">"""
@@ -75,6 +81,20 @@ def test_a_list_that_the_site_shows_as_a_paragraph_is_found(tmp_path: Path) -> N
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
+
+
+def test_the_page_of_commands_has_every_command_and_each_setting_of_a_server_once() -> None:
+    page = command_page()
+    names = [name for heading in HEADINGS.values() for name in heading]
+    assert re.findall(r"^### penstock (\w+)$", page, re.MULTILINE) == names
+    variables = re.findall(r"\(`(PENSTOCK_\w+)`\) \|$", page, re.MULTILINE)
+    shown = {field.variable for name, field in fields().items() if name not in TEST_ONLY}
+    assert set(variables) <= shown
+    served = fields(COMMANDS["serve"].groups)
+    told = page[: page.index("### penstock plan")]
+    assert [name for name, one in served.items() if f"`{one.variable}`" not in told] == [
+        name for name in served if name in TEST_ONLY
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -229,6 +229,7 @@ SHOW_THE_TIME = {
     "protocol/process/logs.py",
     "protocol/process/metrics.py",
     "protocol/process/service.py",
+    "protocol/process/spans.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/dialect_handler.py",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from command_page import command_page
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {
@@ -85,6 +86,13 @@ def navigation(index: str) -> list[dict[str, Any]]:
     return sections
 
 
+def with_commands(sections: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The page that only the site has joins the reference."""
+    for section in sections:
+        section.get("Reference", []).append({"Commands and flags": "commands.md"})
+    return sections
+
+
 def prepare(folder: Path) -> None:
     """Writes mkdocs.yml with its navigation, and beside it the pages that it names."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,7 +104,9 @@ def prepare(folder: Path) -> None:
         (pages / name).write_text(page_of_site(path.read_text(), of_docs=True))
     for source, name in OUTSIDE.items():
         (pages / name).write_text(page_of_site((ROOT / source).read_text(), of_docs=False))
-    nav = yaml.safe_dump({"nav": navigation((ROOT / "docs/README.md").read_text())}, width=1000)
+    (pages / "commands.md").write_text(page_of_site(command_page(), of_docs=True))
+    sections = with_commands(navigation((ROOT / "docs/README.md").read_text()))
+    nav = yaml.safe_dump({"nav": sections}, width=1000)
     settings = (ROOT / "docs/site/mkdocs.yml").read_text()
     (folder / "mkdocs.yml").write_text(f"{settings}\n{nav}")
 

@@ -263,6 +263,13 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "console", "json"],
         Meta(description="auto writes readable lines on a terminal and JSON lines elsewhere."),
     ] = "auto"
+    otel_traces: Annotated[
+        bool,
+        Meta(
+            description="Send OpenTelemetry spans of each request over OTLP (HTTP) to the "
+            "collector that the standard OTEL_… variables name."
+        ),
+    ] = False
 
 
 class TestConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Ended, Participant
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.state_file import StateFile
 from penstock.protocol.process.trace import TRACE
 from penstock.protocol.wire.addresses import AddressError
@@ -93,6 +94,8 @@ class Service:
         self.log = logs.set_up(
             self.name, config.observability.log_level, config.observability.log_format
         )
+        if config.observability.otel_traces:
+            self._begin_spans()
         self.faults = Faults(config.test.fault, self.name)
         self.mailbox = open_mailbox(
             config.cluster, self.name, watch=watch_disconnects, complain=self.log.warning
@@ -111,6 +114,12 @@ class Service:
         self._started_at = time.time()
         self._beaten_to = 0
         """Incarnation of the router that was last told of this process's phase at once."""
+
+    def _begin_spans(self) -> None:
+        try:
+            SPANS.begin(self.name)
+        except (ImportError, ValueError) as error:
+            self.log.error(f"no traces: {error}; see docs/traces.md")
 
     def identity(self) -> Identity:
         return Identity(os.getpid(), socket.gethostname())

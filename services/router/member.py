@@ -87,6 +87,11 @@ class Member:
         self.repaired_at = -REPAIR_SECONDS
 
     @property
+    def name(self) -> str:
+        """As metrics and spans call it."""
+        return f"{self.service}-{self.number}"
+
+    @property
     def silence_limit(self) -> float:
         """Seconds without a beat, after which it is lost."""
         if not self.connected:

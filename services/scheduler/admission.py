@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
@@ -162,6 +163,7 @@ def make_request(
         head=head,
         owner=owner,
         arrival=now - head.age,
+        queued_at=now,
         deadline=None if head.time_left is None else now + head.time_left,
         stop_ids=frozenset(work.stop_ids if max_output else ()),
         root=chain_root(head),
@@ -174,6 +176,7 @@ def make_request(
         reads_logits=work.reads_logits,
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
+        trace=SPANS.wanted(head.trace),
     )
 
 

@@ -5,9 +5,30 @@ from __future__ import annotations
 import time
 
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.spans import SPANS
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import SchedulerStats
+
+
+def _record(sequence: Sequence) -> None:
+    """The spans of a traced sequence that is over."""
+    request, now = sequence.request, time.monotonic()
+    started, first, trace = sequence.started_at, sequence.first_token_at, request.trace
+    facts = {"penstock.choice": sequence.choice, "penstock.attempt": request.attempt}
+    SPANS.record("queue", trace, request.queued_at, started or now, facts)
+    if started:
+        prompt = {
+            "penstock.prompt_tokens": sequence.prompt_len,
+            "penstock.cached_tokens": max(0, sequence.cached_tokens),
+        }
+        SPANS.record("prefill", trace, started, first or now, facts | prompt)
+    if first:
+        output = {
+            "gen_ai.usage.output_tokens": sequence.num_output,
+            "penstock.preemptions": sequence.preemptions,
+        }
+        SPANS.record("decode", trace, first, now, facts | output)
 
 
 class EngineMeters:
@@ -38,6 +59,8 @@ class EngineMeters:
 
     def closed(self, sequence: Sequence) -> None:
         """A sequence is over. One that never ran is told of by the queue's age alone."""
+        if sequence.request.trace:
+            _record(sequence)
         if not sequence.started_at:
             return
         trace_id = sequence.request.head.trace[3:35]

@@ -315,6 +315,7 @@ class Planner:
         request = sequence.request
         start = hits.length * self.limits.block_size
         size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
+        size += 2 + len(request.trace)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
         if request.reads_output:
             start = self._sent_from(sequence, start)
@@ -354,6 +355,7 @@ class Planner:
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
                 adapter=sequence.request.head.adapter,
+                trace=sequence.request.trace,
             )
         )
         self._add_chunk(step, sampled, sequence)

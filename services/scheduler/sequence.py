@@ -73,6 +73,10 @@ class Request:
     open: dict[int, Sequence] = field(default_factory=dict)
     """Sequences that have not ended, by choice."""
     num_waiting: int = 0
+    queued_at: float = 0.0
+    """When it came to this scheduler, in its monotonic seconds."""
+    trace: str = ""
+    """``head.trace``, where spans are recorded and it is sampled."""
     deadline_key: QueueKey | None = None
 
 

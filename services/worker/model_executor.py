@@ -12,7 +12,7 @@ import torch
 
 from penstock.kernels.attention import KV_TILE
 from penstock.kernels.attention_backend import CacheShape
-from penstock.kernels.attention_products import ROW_MULTIPLE
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import (
     NOT_FINITE,

@@ -16,6 +16,7 @@ from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Ended
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
@@ -33,6 +34,7 @@ from penstock.services.worker.executor_report import attached, capacity_of, say_
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
+from penstock.services.worker.slot_spans import SlotSpans
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
@@ -59,6 +61,7 @@ class WorkerService(LoopService):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metrics = Registry()
+        self._slot_spans = SlotSpans()
         self._launch_seconds = self.metrics.counter("step_part_seconds_total", "launch")
         self.executor: Executor | None = None
         self.epoch = 0
@@ -227,6 +230,8 @@ class WorkerService(LoopService):
             return
         ended = time.monotonic_ns()
         self._launch_seconds.value += (ended - began) * 1e-9
+        if SPANS.on:
+            self._slot_spans.launched(plan, began * 1e-9)
         if TRACE.on:
             TRACE.add(LAUNCH, began, plan.step, ended=ended)
         self._expected = plan.step + 1
@@ -242,6 +247,8 @@ class WorkerService(LoopService):
         while (result := self._finished(executor, wait)) is not None:
             began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
+            if SPANS.on:
+                self._slot_spans.finished(result.step, time.monotonic())
             if self.config.cluster.rank:
                 continue  # rank 0 speaks for all
             if not self.mailbox.send(self.scheduler, result):
@@ -280,6 +287,7 @@ class WorkerService(LoopService):
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""
         self._limits.drop()
+        self._slot_spans.drop()
         try:
             executor.reset()
         except Exception as error:

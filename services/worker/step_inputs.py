@@ -10,8 +10,8 @@ import torch
 
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.attention_backend import BoolArray, CacheShape, PlannedBatch, QuerySpans
-from penstock.kernels.attention_products import ROW_MULTIPLE
 from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.kv_cache import write_kv
 from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache

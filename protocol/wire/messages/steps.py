@@ -173,6 +173,8 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the second text of a pair begins; 0: there is none."""
     adapter: str = ""
     """Digest of its adapter; empty: it has none."""
+    trace: str = ""
+    """The trace that its request belongs to, where it is sampled: 55 characters."""
 
     @property
     def length(self) -> int:

@@ -21,7 +21,6 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.protocol.wire.messages.tokens import TokenBatch
 from penstock.services.scheduler.admission import (
-    ANYTHING,
     Offers,
     Unservable,
     UsableSlots,
@@ -73,14 +72,14 @@ class SchedulerCore:
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
         engine: str = "",
-        offers: Offers = ANYTHING,
+        offers: Offers | None = None,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
         request ran. ``offers``: what the worker can do."""
         self.limits = limits
-        self.offers = offers
+        self.offers = offers or Offers()
         self.epoch = epoch
         self.counters = Counters()
         self._policy = policy
@@ -295,17 +294,16 @@ class SchedulerCore:
 
     @crash_only
     def restart(
-        self, epoch: int, limits: Limits | None = None, offers: Offers = ANYTHING
+        self, epoch: int, limits: Limits | None = None, offers: Offers | None = None
     ) -> Batches:
         """A worker begins a new epoch with an empty cache, perhaps with other limits and offers.
 
-        What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
-        an error.
+        What is in flight is lost, as with ``worker_gone``. Requests that no longer fit fail.
         """
         self._failures.worker_ended()
         self.epoch = epoch
         self._in_flight.new_epoch()
-        self.offers = offers
+        self.offers = offers or Offers()
         if limits is not None:
             self.limits = limits
             whole = limits.task_prompts == "whole"

@@ -139,9 +139,6 @@ class Offers(NamedTuple):
         return ""
 
 
-ANYTHING = Offers()
-
-
 def make_request(
     request_id: int,
     attempt: int,

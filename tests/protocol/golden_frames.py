@@ -268,6 +268,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             _ADAPTERS_ROW,
         ],
     ),
+    "LoadAdapter": (s.LoadAdapter("sql", "/lora/sql"), [45, "sql", "/lora/sql"]),
+    "AdapterLoaded": (
+        s.AdapterLoaded("sql", "/lora/sql", "ab12", "no"), [46, "sql", "/lora/sql", "ab12", "no"],
+    ),
+    "DropAdapter": (s.DropAdapter("ab12"), [47, "ab12"]),
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
@@ -349,7 +354,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "19905538b3daccc5"
+SCHEMA_HASH = "1d652edce5854a9e"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -418,6 +423,9 @@ GOLDEN: dict[str, str] = {
         "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
         "3132"
     ),
+    "LoadAdapter": "932da373716ca92f6c6f72612f73716c",
+    "AdapterLoaded": "952ea373716ca92f6c6f72612f73716ca461623132a26e6f",
+    "DropAdapter": "922fa461623132",
     "StepPlan": (
         "9a2a0102c39100919e03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d62"
         "656407a461623132a430302d619201099195030002c3910791c40801000000ff7f000001"

@@ -1,0 +1,55 @@
+"""What a worker is told of adapters while it runs, and what it tells. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.engine import Adapter
+from penstock.protocol.wire.messages.steps import AdapterLoaded, DropAdapter, LoadAdapter
+from penstock.services.worker.executor import DirectExecutor, Executor
+
+if TYPE_CHECKING:
+    from penstock.services.worker.adapters.adapter_loader import AdapterLoader
+
+
+def take(executor: Executor | None, message: Message, tell: Callable[[Message], None]) -> bool:
+    """Follow a message; whether it was about adapters. tell: the scheduler."""
+    loader = _loader(executor)
+    match message:
+        case LoadAdapter() if loader is not None:
+            loader.load(message)
+        case LoadAdapter(name, folder):
+            reason = "this engine takes no adapters: it needs --lora-dirs"
+            tell(AdapterLoaded(name, folder, reason=reason))
+        case DropAdapter(digest):
+            if executor is not None and loader is not None:
+                loader.drop(digest)
+                executor.adapters = [one for one in executor.adapters if one.digest != digest]
+        case _:
+            return False
+    return True
+
+
+def loads(executor: Executor | None) -> bool:
+    """Whether adapters are being read."""
+    loader = _loader(executor)
+    return loader is not None and loader.busy
+
+
+def loaded_now(executor: Executor | None) -> list[AdapterLoaded]:
+    """What has been read since the last call, or could not be."""
+    loader = _loader(executor)
+    if executor is None or loader is None:
+        return []
+    found = loader.finished()
+    for one in found:
+        if one.digest:
+            others = [known for known in executor.adapters if known.name != one.name]
+            executor.adapters = [*others, Adapter(one.name, one.digest)]
+    return found
+
+
+def _loader(executor: Executor | None) -> AdapterLoader | None:
+    return executor.loader if isinstance(executor, DirectExecutor) else None

@@ -22,7 +22,7 @@ from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.refusals import UNAVAILABLE, Shed
-from penstock.client.served_engines import ServedEngines, adapter_models
+from penstock.client.served_engines import ServedAdapters, ServedEngines
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -83,8 +83,7 @@ class PipelineGateway:
         self._reported: set[str] = set()
         """Models whose waits are told."""
         self._models: dict[str, ServedModel] = {}
-        self._adapted: dict[str, ServedModel] = {}
-        """Adapters by name, as models; a model's own name comes first."""
+        self._adapted = ServedAdapters()
         self._engines = ServedEngines(limits.restart_wait_s)
         self._mailbox = mailbox
         self._participant = participant
@@ -106,6 +105,8 @@ class PipelineGateway:
             head = msgspec.structs.replace(head, model=models[0].name)
             work = msgspec.structs.replace(work, head=head)
         if (adapted := self._adapted.get(head.model)) is not None:
+            if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
+                raise Overloaded(refused)
             adapter = adapted.adapters[0].digest
             head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
             work = msgspec.structs.replace(work, head=head)
@@ -218,9 +219,7 @@ class PipelineGateway:
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
         self._models = {name: known[name] for name in names}
-        taken = {name for one in self._models.values() for name in (one.name, *one.aliases)}
-        adapted = (one for base in self._models.values() for one in adapter_models(base))
-        self._adapted = {one.name: one for one in adapted if one.name not in taken}
+        self._adapted.look(self._models.values())
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()

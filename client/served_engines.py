@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
+from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
+
+_log = logging.getLogger("penstock.client")
 
 
 class ServedEngines:
@@ -113,3 +117,33 @@ def adapter_models(base: ServedModel) -> list[ServedModel]:
         )
         for one in base.adapters
     ]
+
+
+class ServedAdapters(dict[str, ServedModel]):
+    """The adapters of all models, as models by name. A model's own name comes first, and of two
+    adapters of one name that of the first model; the others are told in the log, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[tuple[str, str]] = set()
+        """(adapter, model) of those that are not served."""
+
+    def look(self, models: Iterable[ServedModel]) -> None:
+        """These are the models, in their order."""
+        bases = list(models)
+        owners = {name: one.name for one in bases for name in (one.name, *one.aliases)}
+        hidden: set[tuple[str, str]] = set()
+        self.clear()
+        for adapter in (one for base in bases for one in adapter_models(base)):
+            name, parent = adapter.name, adapter.parent
+            if name not in owners:
+                owners[name] = parent
+                self[name] = adapter
+                continue
+            hidden.add((name, parent))
+            if (name, parent) not in self._told:
+                _log.warning(
+                    "the adapter %s of the model %s is not served: the model %s has the name",
+                    *map(show, (name, parent, owners[name])),
+                )
+        self._told = hidden

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from penstock.protocol.config.fields import Config
 from penstock.protocol.shown_values import show
 
 MAX_NAME = 256
 """Characters of an adapter's name."""
+
+
+AdapterName = Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class NamedFolder(NamedTuple):
@@ -23,6 +28,13 @@ def named_folders(config: Config) -> list[NamedFolder]:
     """The adapters that a server begins with; of a configuration without contradictions."""
     pairs = (one.partition("=") for one in config.loading.lora)
     return [NamedFolder(name, Path(os.path.expanduser(path))) for name, _, path in pairs]
+
+
+def taken_names(config: Config) -> frozenset[str]:
+    """Those that no adapter may have: the model's, and what clients may write for these, which is
+    what stands behind their last ``/``."""
+    names = config.model.names()
+    return frozenset((*names, *(one.rpartition("/")[2] for one in names)))
 
 
 def unfit_name(name: str) -> str:
@@ -52,7 +64,7 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         name, equals, path = one.partition("=")
         if reason := unfit_name(name) if equals and path else "it is not NAME=FOLDER":
             yield f"--lora {show(one)}: {reason}"
-        if name in names or (not config.model.models and name in config.model.names()):
+        if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
     if len(given) > loading.max_loras:

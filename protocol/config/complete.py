@@ -60,10 +60,12 @@ def with_another_model(
     sources = sources | {
         "model": given,
         "served_model_name": given if names else Source("default"),
+        "lora": Source("default"),
         "memory_share": Source("request" if shares else "default"),
     }
     cache = msgspec.structs.replace(config.cache, memory_share=shares)
-    config = msgspec.structs.replace(config, model=model, cache=cache)
+    loading = msgspec.structs.replace(config.loading, lora=[])  # those are another model's
+    config = msgspec.structs.replace(config, model=model, cache=cache, loading=loading)
     machine = this_machine()
     config, _ = complete(config, sources, machine, may_lack_model=False)
     return _beside(config, running, machine.gpus) if config.device.device == "cuda" else config

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.protocol.config import Config
-from penstock.protocol.config.adapters import unfit_name
+from penstock.protocol.config.adapters import taken_names, unfit_name
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
     ADMIT_ADAPTER,
@@ -31,10 +31,12 @@ class AdapterSet:
     def __init__(self, configs: Sequence[Config], workers: Sequence[Child]) -> None:
         config = configs[0]
         self._dirs, self._several = config.launch.lora_dirs, len(configs) > 1
-        self._names = config.model.names()
+        self._names = taken_names(config)
         self._workers = workers
         self._kept = dict(one.split("=", 1) for one in config.loading.lora)
         """Folder of each adapter, by its name."""
+        self._before: dict[str, tuple[str, str]] = {}
+        """Name → (which load of it was the latest, the folder that it had before)."""
 
     def answer(self, asked: Ask) -> Told | None:
         """The answer to a frontend; ``None``: it asks something else."""
@@ -47,7 +49,7 @@ class AdapterSet:
         else:
             answer = self._admit(place)
             if answer.status == 200 and asked.what != ADMIT_ADAPTER:
-                self._change(place, keep=asked.what == KEEP_ADAPTER)
+                answer = self._change(place, keep=asked.what == KEEP_ADAPTER)
         return Told(asked.number, msgspec.msgpack.encode(answer))
 
     def _admit(self, place: AdapterPlace) -> AdapterAnswer:
@@ -73,12 +75,17 @@ class AdapterSet:
             return AdapterAnswer("", refusal.status, "adapter_folder_refused", reason)
         return AdapterAnswer(str(folder))
 
-    def _change(self, place: AdapterPlace, *, keep: bool) -> None:
+    def _change(self, place: AdapterPlace, *, keep: bool) -> AdapterAnswer:
+        """Returns the folder that the adapter had before."""
+        former = self._kept.pop(place.name, "")
+        load, before = self._before.pop(place.name, ("", ""))
         if keep:
             self._kept[place.name] = place.folder
-        else:
-            self._kept.pop(place.name, None)
+            self._before[place.name] = place.load, former
+        elif place.load and (restored := before if place.load == load else former):
+            self._kept[place.name] = restored
         lora = [f"{name}={folder}" for name, folder in self._kept.items()]
         for worker in self._workers:
             worker.change_environment("PENSTOCK_LORA", msgspec.json.encode(lora).decode())
             worker.change_environment("PENSTOCK_LORA_REQUIRED", "false")
+        return AdapterAnswer(former)

@@ -193,15 +193,19 @@ class ModelSet:
                         f"{model.config.model.model}); give this one another `name`",
                     )
             # Started by hand, or by another launcher.
-            if any(
-                name in (one.identity.model, *one.identity.aliases)
-                for one in self._cluster.everybody()
-            ):
+            everybody = self._cluster.everybody()
+            if any(name in (one.identity.model, *one.identity.aliases) for one in everybody):
                 raise ModelRefused(
                     409,
                     "model_exists",
                     f"processes of a model {show(name)} are there already, which this launcher "
                     "has not started; give this one another `name`",
+                )
+            if any(name == adapter.name for one in everybody for adapter in one.capacity.adapters):
+                raise ModelRefused(
+                    409,
+                    "adapter_exists",
+                    f"there is an adapter {show(name)}; give this model another `name`",
                 )
 
     def _unload(self, name: str, now: float) -> list[ModelState]:

@@ -23,7 +23,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.service import open_mailbox
 from penstock.protocol.shown_values import show
-from penstock.protocol.tasks import GENERATE
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Phase
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work, prompts_of
 from penstock.services.library.outputs import Logprob
@@ -41,6 +41,25 @@ def retry_seconds(attempt: int) -> float:
     on: longer each time, and not the same for all that were refused together."""
     longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * (1 << min(attempt, 10)))
     return longest * random.uniform(0.5, 1.0)
+
+
+def adapted_head(head: RequestHead, capacity: Capacity) -> RequestHead | Rejected:
+    """The head with the digest of its adapter instead of the name, or why there is none."""
+    name = head.adapter
+    if not name:
+        return head
+    if head.task != GENERATE and head.task not in OF_TOKENIZERS:
+        reason = f"adapter is {show(name)}, which only generates; leave it out to {head.task}"
+        return Rejected(0, 0, 400, "invalid_request_error", reason, param="adapter")
+    digests = {one.name: one.digest for one in capacity.adapters}
+    if digest := digests.get(name):
+        return msgspec.structs.replace(head, adapter=digest)
+    if not capacity.max_model_len:
+        reason = "no engine has said yet which adapters it has; try again"
+        return Rejected(0, 0, 503, "overloaded_error", reason, param="adapter")
+    known = ", ".join(map(show, sorted(digests))) or "none"
+    reason = f"the adapter {show(name)} does not exist; loaded are: {known}"
+    return Rejected(0, 0, 404, "not_found_error", reason, param="adapter")
 
 
 class Submission:
@@ -167,10 +186,11 @@ class Member:
             sink = AnswerSink(submission.progress, submission.answers, prompts=submission.prompts)
         else:
             sink = WakingSink(submission, wake)
-        if (refused := self._refusal(head)) is not None:
-            sink.on_rejected(refused)
+        adapted = self._refusal(head) or adapted_head(head, self.capacity)
+        if isinstance(adapted, Rejected):
+            sink.on_rejected(adapted)
             return submission
-        work = self._adapted(work)
+        work = msgspec.structs.replace(work, head=adapted)
         submission.id = self.ledger.submit(work, sink, now)
         submission.request = self.ledger.open.get(submission.id)
         return submission
@@ -178,24 +198,11 @@ class Member:
     def _refusal(self, head: RequestHead) -> Rejected | None:
         """Of a request for what the engine does not do, once it is known what it does."""
         capacity = self.capacity
-        names = {one.name for one in capacity.adapters}
-        if head.adapter and capacity.max_model_len and head.adapter not in names:
-            known = ", ".join(map(show, sorted(names))) or "none"
-            reason = f"the adapter {show(head.adapter)} does not exist; loaded are: {known}"
-            return Rejected(0, 0, 404, "not_found_error", reason, param="adapter")
         if not capacity.max_model_len or (head.task == GENERATE and capacity.generates):
             return None
         sizes = capacity.max_model_len, capacity.vocab_size
         served = ServedModel(self.model, [], *sizes, capacity.tasks, capacity.generates)
         return task_refusal(head, [served])
-
-    def _adapted(self, work: Work) -> Work:
-        """The request with the digest of its adapter instead of the name."""
-        digests = {one.name: one.digest for one in self.capacity.adapters}
-        if not work.head.adapter:
-            return work
-        head = msgspec.structs.replace(work.head, adapter=digests.get(work.head.adapter, ""))
-        return msgspec.structs.replace(work, head=head)
 
     def take_messages(self) -> None:
         """Handle all that is in the inbox. Raises ``Ended`` when fenced."""

@@ -10,7 +10,6 @@ import msgspec
 from penstock.client.request_terms import (
     DEFAULT_TERMS,
     Caller,
-    Label,
     Priority,
     RequestTerms,
     Salt,
@@ -19,6 +18,7 @@ from penstock.client.request_terms import (
     check_printable,
     head_of,
 )
+from penstock.protocol.config.adapters import AdapterName
 from penstock.protocol.grammar.request import from_structured_outputs
 from penstock.protocol.plain_errors import plain_error
 from penstock.protocol.sampler_parameters import sampler_conflict
@@ -62,7 +62,7 @@ class Asked(msgspec.Struct, frozen=True):
     caller: Caller = Caller()
 
 
-_TYPES = {"adapter": Label, "user": User, "cache_salt": Salt, "deadline_s": Seconds}
+_TYPES = {"adapter": AdapterName, "user": User, "cache_salt": Salt, "deadline_s": Seconds}
 _NAMES = (*_TYPES, "trace_headers")
 _OTHERS = ("priority", "progress")
 """Parameters of the methods that answer many prompts at once."""

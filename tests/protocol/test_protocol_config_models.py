@@ -206,3 +206,12 @@ def test_a_model_that_joins_has_the_settings_of_the_server_and_a_name_of_its_own
     resolved = resolve(GROUPS, {"model": str(folder), **settings}, {})
     unnamed = with_another_model(*resolved, AnotherModel(str(folder)), [])
     assert unnamed.model.names() == ["m"]
+
+
+def test_a_model_that_joins_has_no_adapters_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model(tmp_path / "m")
+    laptop = Machine(cores=8, physical_cores=4, gpus=0)
+    found = another(folder, laptop, monkeypatch, {"lora": ["sql=/adapters/sql"]})
+    assert found.loading.lora == []

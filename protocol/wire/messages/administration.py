@@ -27,7 +27,8 @@ ADMIT_ADAPTER = "admit_adapter"
 KEEP_ADAPTER = "keep_adapter"
 """The launcher: let workers that it starts from now on have this one. About: the same."""
 FORGET_ADAPTER = "forget_adapter"
-"""The launcher: or no longer have the one of this name. About: the same, without a folder."""
+"""The launcher: or no longer have the one of this name. About: the same, without a folder,
+or with ``load`` to undo what that load has changed. Both answer with the folder that it had."""
 LOAD_ADAPTER = "load_adapter"
 """A scheduler: load one, or tell how far it is. About: an encoded ``AdapterPlace``. Answer: an
 encoded ``AdapterProgress``."""

@@ -24,6 +24,7 @@ from penstock.protocol.wire.messages.administration import (
     LoadModel,
     ModelAnswer,
 )
+from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
 from penstock.services.launcher.children import ModelChildren, ServerChildren
 from penstock.services.launcher.cluster_view import HOST, ClusterView
@@ -76,7 +77,7 @@ class World:
         self.refusal: Exception | None = None
         configs = [self._config(name, f"/m/{name}") for name in models]
         children = ServerChildren(
-            FakeChild("router", 0), [ModelChildren(self.some(), []) for _ in models], []
+            FakeChild("router", 0), [ModelChildren(self.some(), []) for _ in models], [], []
         )
         log = logs.set_up("launcher", "error", "json")
         self.models = ModelSet(configs, children, self, self, log, self.now)
@@ -395,3 +396,14 @@ def test_who_ended_while_the_router_was_away_holds_no_name(tmp_path: Path) -> No
         assert [peer.identity.pid for peer in view.everybody()] == [51]
     finally:
         view.close()
+
+
+def test_a_model_does_not_take_the_name_of_an_adapter(world: World) -> None:
+    world.models.begin()
+    capacity = Capacity(adapters=[Adapter("third", "d1")])
+    identity = Identity(1, "host", model="first")
+    world.peers.append(Peer("scheduler", "", 1, identity, Phase.READY, "", capacity, 0))
+    found = world.load("third")
+    assert (found.status, found.code) == (409, "adapter_exists")
+    assert "'third'" in found.message
+    assert world.load("third", "another").status == 200

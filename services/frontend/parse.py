@@ -134,16 +134,17 @@ def short_names(models: list[ServedModel]) -> dict[str, ServedModel]:
 
 
 def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
-    """The model or adapter of that name and the name to answer with; None asks for the only model.
+    """The model or adapter of that name and the name to answer with; None asks for the only model,
+    or where there are adapters alone (a key may be restricted to them), for the only one.
     A name without what stands before its ``/`` is known too, where that is unambiguous.
 
     Raises ``UnknownModel``, ``NoModel``, and ``ApiError`` 400.
     """
     if not models:
         raise NoModel(name)
-    bases = [one for one in models if not one.parent]
-    if name is None and len(bases) == 1:
-        return bases[0], bases[0].name
+    meant = [one for one in models if not one.parent] or models
+    if name is None and len(meant) == 1:
+        return meant[0], meant[0].name
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name
@@ -154,8 +155,8 @@ def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel
     if (found := short_names(models).get(name)) is not None:
         return found, name
     likely = closest(name, names)
-    meant = f"; did you mean {show(likely)}?" if likely and len(names) > 1 else ""
-    raise UnknownModel(name, f"{show(name)} does not exist; served here: {served}{meant}")
+    hint = f"; did you mean {show(likely)}?" if likely and len(names) > 1 else ""
+    raise UnknownModel(name, f"{show(name)} does not exist; served here: {served}{hint}")
 
 
 def check_choices(prompts: int, each: int, name: str) -> None:

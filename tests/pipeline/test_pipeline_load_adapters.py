@@ -101,28 +101,6 @@ def test_what_cannot_be_loaded_is_refused_by_name_and_leaves_nothing(setup: Setu
     assert setup.text("x") == "404"
 
 
-def test_a_request_for_an_adapter_that_is_being_loaded_waits(setup: Setup) -> None:
-    setup.write("soon", 4)
-
-    async def run() -> tuple[int, int]:
-        headers = {"Authorization": f"Bearer {setup.root}"}
-        async with aiohttp.ClientSession(setup.server.url, headers=headers) as session:
-
-            async def post(path: str, body: dict[str, Any]) -> int:
-                async with session.post(path, json=body) as response:
-                    await response.read()
-                    return response.status
-
-            load = asyncio.create_task(post(LOAD, {"lora_name": "soon", "lora_path": "soon"}))
-            statuses = []
-            while not load.done():  # it is not known at first, and waited for from then on
-                statuses.append(await post("/v1/completions", {**TEXT, "model": "soon"}))
-            return await load, statuses[-1]
-
-    assert asyncio.run(run()) == (200, 200)
-    assert setup.unload("soon")[0] == 200
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("roles", [("worker",), ("scheduler",), ("worker", "scheduler")])
 def test_streams_go_on_with_a_loaded_adapter_through_deaths_and_its_unloading(

@@ -24,7 +24,7 @@ _TRUNCATES = {
     "max_seq_length": "truncate_prompt_tokens",
     "truncate": "truncate_prompt_tokens",
 }
-_NO_ADAPTER = "not supported yet: LoRA adapters"
+_NO_ADAPTER = "adapters (LoRA) only generate; vectors and scores are the model's alone"
 _NAMES_OF_VECTORS = ForeignNames(
     {
         **_TRUNCATES,

@@ -8,7 +8,9 @@ Each engine loads it beside its steps; only then it is a model.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -39,6 +41,8 @@ LOOK_SECONDS = 0.05
 """Who waits for an adapter looks so often how far it is."""
 SILENT_LOOKS = 20
 """So often in a row an engine may not answer: each look takes a second then."""
+LOAD_SECONDS = 600.0
+"""By then every engine has loaded an adapter, or it is given up."""
 HEARD_SECONDS = 10.0
 """By then this process has heard what an engine has said of itself."""
 _KINDS = {403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
@@ -60,9 +64,16 @@ async def load_adapter(request: web.Request) -> web.Response:
     async with context.awaited.loading(name):
         admitted = await _launcher(context, ADMIT_ADAPTER, AdapterPlace(name, body.lora_path))
         place = AdapterPlace(name, admitted.folder, secrets.token_hex(8))
-        digest = await _load(context, place)
+        # A worker that starts while others read it has it, too.
         await _launcher(context, KEEP_ADAPTER, place)
-        await _heard(context, name, digest)
+        try:
+            digest = await _load(context, place)
+        except ApiError:
+            with contextlib.suppress(ApiError):
+                await _launcher(context, FORGET_ADAPTER, AdapterPlace(name, load=place.load))
+            raise
+        if not await _heard(context, name, digest):
+            raise _silent(f"The adapter {show(name)} is loaded, but not served here yet")
     return web.Response(text=f"Success: LoRA adapter {show(name)} added successfully.")
 
 
@@ -70,8 +81,8 @@ async def unload_adapter(request: web.Request) -> web.Response:
     """``POST /v1/unload_lora_adapter``."""
     context, body = request.app[CONTEXT], await read_body(request, UnloadAdapterBody)
     name = body.lora_name
-    await _launcher(context, FORGET_ADAPTER, AdapterPlace(name))
-    if _adapter(context, name) is None:
+    kept = await _launcher(context, FORGET_ADAPTER, AdapterPlace(name))
+    if not kept.folder and _adapter(context, name) is None:
         raise ApiError(
             404,
             f"The lora adapter {show(name)} cannot be found",
@@ -80,7 +91,8 @@ async def unload_adapter(request: web.Request) -> web.Response:
             code="adapter_not_found",
         )
     await _engines(context, UNLOAD_ADAPTER, name.encode())
-    await _heard(context, name, "")
+    if not await _heard(context, name, ""):
+        raise _silent(f"The adapter {show(name)} is unloaded, but this frontend still knows it")
     return web.Response(text=f"Success: LoRA adapter {show(name)} removed successfully.")
 
 
@@ -92,24 +104,43 @@ def _adapter(context: Context, name: str) -> ServedModel | None:
 async def _load(context: Context, place: AdapterPlace) -> str:
     """The digest of the adapter, once all engines have it. Raises ``ApiError``."""
     about, silent = msgspec.msgpack.encode(place), 0
+    until = asyncio.get_running_loop().time() + LOAD_SECONDS
     while silent < SILENT_LOOKS:
         told = await context.gateway.ask("scheduler", LOAD_ADAPTER, about)
         found = [msgspec.msgpack.decode(one, type=AdapterProgress) for one in told]
         for progress in found:
             if progress.state == "failed":
-                raise await _refused(context, place, progress.reason)
+                raise await _refused(context, place, progress.reason, found)
         engines = sum(one.service == "scheduler" for one in context.gateway.members())
         silent = silent + 1 if len(found) < engines else 0
         if found and not silent and all(one.state == "loaded" for one in found):
             return found[0].digest
+        if asyncio.get_running_loop().time() > until:
+            reason = f"not every engine had it within {LOAD_SECONDS:g} s"
+            raise await _refused(context, place, reason, found)
         await asyncio.sleep(LOOK_SECONDS)
+    await _take_back(context, place)
     raise _silent("Not every engine answered")
 
 
-async def _refused(context: Context, place: AdapterPlace, reason: str) -> ApiError:
-    """No engine keeps what another one cannot load, unless it replaced one."""
-    if _adapter(context, place.name) is None:
+async def _take_back(context: Context, place: AdapterPlace) -> bool:
+    """No engine keeps what another one cannot load, unless it replaced one. Returns whether."""
+    is_new = _adapter(context, place.name) is None
+    if is_new:
         await _engines(context, UNLOAD_ADAPTER, place.name.encode())
+    return is_new
+
+
+async def _refused(
+    context: Context, place: AdapterPlace, reason: str, found: Sequence[AdapterProgress]
+) -> ApiError:
+    """found: how far each engine is."""
+    loaded = sum(one.state == "loaded" for one in found)
+    if not await _take_back(context, place) and loaded:
+        reason += (
+            f"; {loaded} of {len(found)} engines have the new one already, and the others the "
+            "former one: load one that all can load with load_inplace, or unload it"
+        )
     return ApiError(
         400,
         f"The adapter {show(place.name)} cannot be loaded: {reason}",
@@ -118,15 +149,17 @@ async def _refused(context: Context, place: AdapterPlace, reason: str) -> ApiErr
     )
 
 
-async def _heard(context: Context, name: str, digest: str) -> None:
-    """Wait until this process knows the adapter, or with an empty digest, knows it no more."""
+async def _heard(context: Context, name: str, digest: str) -> bool:
+    """Wait until this process knows the adapter, or with an empty digest, knows it no more.
+    Returns whether it does by now."""
     loop = asyncio.get_running_loop()
     until = loop.time() + HEARD_SECONDS
     while loop.time() < until and not context.gateway.draining():
         known = _adapter(context, name)
         if (known.adapters[0].digest if known is not None else "") == digest:
-            return
+            return True
         await asyncio.sleep(LOOK_SECONDS)
+    return False
 
 
 async def _engines(context: Context, what: str, about: bytes) -> None:

@@ -20,7 +20,9 @@ from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.keys.key_file import Line
 from penstock.services.frontend.context import CONTEXT
+from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.keys.key_table import KeyTable
+from penstock.services.frontend.parse import find_model
 
 TEXT = "/v1/completions"
 ONE = {"prompt": "x", "model": "org/model"}
@@ -280,3 +282,12 @@ def test_a_key_that_is_removed_begins_nothing_more_on_an_open_websocket(keys: Ke
             assert "The API key ann was removed" in str(await ask())
 
     run(use, config=keys.config)
+
+
+def test_a_request_without_a_model_means_the_only_adapter_where_no_more_may_be_used() -> None:
+    base = ServedModel("base", [], 64, 1000)
+    sql, chat = (ServedModel(name, [], 64, 1000, parent="base") for name in ("sql", "chat"))
+    assert find_model(None, [base, sql, chat]) == (base, "base")
+    assert find_model(None, [sql]) == (sql, "sql")
+    with pytest.raises(ApiError, match="model is missing; served here: 'sql', 'chat'"):
+        find_model(None, [sql, chat])

@@ -31,6 +31,8 @@ def unfit_name(name: str) -> str:
         return "the name is empty"
     if len(name) > MAX_NAME:
         return f"the name has {len(name)} characters; at most {MAX_NAME} are allowed"
+    if "=" in name:
+        return "the name holds '=', which ends it in --lora NAME=FOLDER"
     return "" if name.isprintable() else "the name holds characters that cannot be printed"
 
 

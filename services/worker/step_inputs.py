@@ -156,9 +156,13 @@ class InputBuilder:
         return StepAdapters(self._grouped(numbers), chosen)
 
     def _grouped(self, numbers: IntArray) -> list[AdapterRows]:
-        """numbers: of each row's adapter. As many rows of each as its products must have."""
-        found = []
-        for adapter in np.unique(numbers[numbers > 0]).tolist():
+        """numbers: of each row's adapter. As many rows of each as its products must have. The
+        groups come in the order of their digests: numbers are each rank's own, and the ranks add up
+        one adapter's results after another's."""
+        found, there = [], set(numbers.tolist())
+        for _, adapter in sorted(self._slots.adapter_numbers.items()):
+            if adapter not in there:
+                continue
             rows = np.flatnonzero(numbers == adapter)
             padded = np.pad(rows, (0, -len(rows) % ROW_MULTIPLE), "edge")
             both = (torch.from_numpy(each).to(self._device) for each in (rows, padded))

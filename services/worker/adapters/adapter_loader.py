@@ -63,9 +63,9 @@ class AdapterLoader:
         try:
             checked = AdapterFolder(Path(asked.folder), self.adapters.sizes, self._max_rank)
             read = checked.read()
+            return _Read(asked, read.digest, self.adapters.prepared(read))
         except BadModelFolder as error:
             return _Read(asked, reason=str(error))
-        return _Read(asked, read.digest, self.adapters.prepared(read))
 
     def finished(self) -> list[AdapterLoaded]:
         """What has been read since the last call; slots may have it from now on."""

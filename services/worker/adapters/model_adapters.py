@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.low_rank import LowRank, LowRankPart
+from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
 from penstock.services.worker.adapters.peft_folder import LayerSize, LowRankPair, ReadAdapter
 from penstock.services.worker.models.linear import Linear
@@ -101,12 +102,24 @@ class ModelAdapters:
         return number
 
     def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:
-        """What this rank adds to each of its layers, on the device."""
+        """What this rank adds to each of its layers, on the device. Raises ``BadModelFolder`` on
+        every rank for what the model's type cannot hold, whoever has that layer."""
         found: dict[AdaptedLinear, list[tuple[_Target, LowRankPair]]] = {}
         for module, pair in adapter.pairs.items():
+            self._check_range(module, pair)
             if (target := self._targets.get(module)) is not None:
                 found.setdefault(target.product, []).append((target, pair))
         return {product: self._joined(parts) for product, parts in found.items()}
+
+    def _check_range(self, module: str, pair: LowRankPair) -> None:
+        """Conversion is monotonic, so the largest number of each matrix tells for all."""
+        most = (pair.down.abs().max(), pair.up.float().abs().max() * abs(pair.scale))
+        for which, one in zip("AB", most, strict=True):
+            if not bool(torch.isfinite(one.to(self._dtype))):
+                raise BadModelFolder(
+                    f"{module}.lora_{which}: scaled by {pair.scale:g}, its largest number is out "
+                    f"of the range of {self._dtype}"
+                )
 
     def _joined(self, parts: list[tuple[_Target, LowRankPair]]) -> LowRank:
         downs, ups, rank = [], [], 0

@@ -100,7 +100,11 @@ class AdapterFolder:
                 wrong.append(f"{shown(name)}: {reason}")
                 continue
             module, which = match[1], match[2]
-            found.setdefault(module, {})[which] = name
+            pair = found.setdefault(module, {})
+            if which in pair:
+                wrong.append(f"{shown(name)}: {shown(pair[which])} is the same matrix")
+                continue
+            pair[which] = name
             if reason := self._misfit(module, which, entry, layers):
                 wrong.append(f"{shown(name)}: {reason}")
         for module, pair in found.items():

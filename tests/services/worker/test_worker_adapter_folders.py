@@ -40,6 +40,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "a rank of true": ({"r": True}, "rank r is true"),
     "a huge rank": ({"r": 513}, "rank r is 513"),
     "a wrong rank": ({"r": 8}, r"q_proj.lora_A.weight': \[4, 6\] instead of \[8, 6\]"),
+    "a pattern named r": ({"r": 5000, "rank_pattern": {"r": 4}}, "rank r is 5000"),
+    "a pattern named alpha": (
+        {"lora_alpha": "nan", "alpha_pattern": {"lora_alpha": 8}},
+        "lora_alpha is 'nan'",
+    ),
+    "no alpha": ({"lora_alpha": None}, "lora_alpha is null; it must be a finite number"),
+    "a huge alpha": ({"lora_alpha": 10**400}, r"a finite number from -1e\+06 to 1e\+06"),
+    "a huge pattern": ({"alpha_pattern": {"q_proj": -(10**9)}}, "q_proj is -1000000000; it must be a finite"),
+    "a text for rslora": ({"use_rslora": "false"}, "use_rslora is 'false'; true or false"),
+    "a list of beginnings": ({"init_lora_weights": ["pissa"]}, "init_lora_weights is "),
     "a text for alpha": ({"lora_alpha": "8"}, "lora_alpha is '8'"),
     "an endless alpha": ({"alpha_pattern": {"q_proj": 1e400}}, "not valid JSON|must be a finite"),
     "a wrong pattern": ({"rank_pattern": {"q_proj": -1}}, "rank q_proj is -1"),
@@ -59,6 +69,10 @@ NOT_FINITE = torch.full((4, 6), float("nan"))
 TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "not finite": ({"tensors": {A: NOT_FINITE}}, "q_proj.lora_A.weight' holds numbers that are"),
     "another shape": ({"tensors": {B: torch.zeros(9, 4)}}, r"\[9, 4\] instead of \[8, 4\]"),
+    "one matrix twice": (
+        {"tensors": {A.removeprefix(PREFIX): torch.zeros(4, 6)}},
+        "lora_A.weight' is the same matrix",
+    ),
     "another type": ({"tensors": {A: torch.zeros(4, 6, dtype=torch.int32)}}, "type 'I32'"),
     "one half": ({"without": [B]}, "q_proj': A or B is missing"),
     "an unknown layer": (

@@ -19,7 +19,7 @@ from tiny_models import make_model, some_prompts
 from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows
-from penstock.protocol.model_info import read_model_info
+from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 from penstock.protocol.wire.messages.steps import (
     AdapterLoaded,
@@ -327,3 +327,39 @@ def come_and_go(turns: int, tiny_folder: Folder, tmp_path: Path) -> None:
         if not turn % 10:
             assert "instead of" in load(bad).reason
     assert tensors() <= before and digests_of(decoder) == [kept] and not loader.busy
+
+
+@pytest.mark.parametrize("online", ["none", "int8"])
+def test_ranks_that_number_adapters_differently_do_not_mix_them(
+    online: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Each rank numbers what it has as it came; the sums of their steps go by the digests."""
+    modules = modules_of(make_model("llama"))
+    one, two = (write_adapter(tmp_path / name, modules, seed=int(name)) for name in "12")
+    model, prompts = tiny_folder("llama"), some_prompts([9, 20, 3])
+    orders = iter([{"one": one, "two": two}, {"two": two, "one": one}])
+    alone = load_model(read_model_info(model), torch.float32, CPU, print, online=online)
+    load_adapters(settings_for(model, one=one, two=two), alone)
+    executor, digests = executor_of(alone), digests_of(alone)
+    adapters = [digests[0], digests[1], ""]
+    sizes = EngineSizes(200, 8, 8, 256, 256, alone.vocab_size)
+
+    def prepare(rank: Decoder) -> None:
+        load_adapters(settings_for(model, **next(orders)), rank)
+
+    with ranks_of(model, 2, 1, sizes, online=online, prepare=prepare) as all:
+        got = run(all, prompts, adapters, 1)
+    assert got == run(executor, prompts, adapters, 1)
+
+
+def test_what_the_models_type_cannot_hold_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
+    """It is finite as stored, and is not once it is scaled."""
+    modules = modules_of(make_model("llama"))
+    name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
+    large = torch.full((modules["model.layers.0.mlp.up_proj"][0], 4), 3e37)
+    folder = write_adapter(
+        tmp_path / "one", modules, tensors={name: large}, config={"lora_alpha": 400}
+    )
+    decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
+    with pytest.raises(BadModelFolder, match=r"up_proj.lora_B: scaled by 100, its largest number"):
+        load_adapters(settings_for(tiny_folder("llama"), one=folder), decoder)

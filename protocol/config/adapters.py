@@ -57,7 +57,7 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         if name in names or (not config.model.models and name in config.model.names()):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
-    if len(given) > loading.max_loras:
+    if len(given) > loading.max_loras and loading.lora_required:
         yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
     if len(config.model.models) > 1:
         yield (

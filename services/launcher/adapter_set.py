@@ -33,6 +33,7 @@ class AdapterSet:
         self._dirs, self._several = config.launch.lora_dirs, len(configs) > 1
         self._names = config.model.names()
         self._workers = workers
+        self._most = config.loading.max_loras
         self._kept = dict(one.split("=", 1) for one in config.loading.lora)
         """Folder of each adapter, by its name."""
 
@@ -71,6 +72,9 @@ class AdapterSet:
         except FolderRefused as refusal:
             reason = f"lora_path is {show(place.folder)}: {refusal}"
             return AdapterAnswer("", refusal.status, "adapter_folder_refused", reason)
+        if place.name not in self._kept and len(self._kept) >= self._most:
+            reason = f"{self._most} adapters are loaded, as --max-loras allows; unload one first"
+            return AdapterAnswer("", 400, "too_many_adapters", reason)
         return AdapterAnswer(str(folder))
 
     def _change(self, place: AdapterPlace, *, keep: bool) -> None:
@@ -81,4 +85,12 @@ class AdapterSet:
         lora = [f"{name}={folder}" for name, folder in self._kept.items()]
         for worker in self._workers:
             worker.change_environment("PENSTOCK_LORA", msgspec.json.encode(lora).decode())
-            worker.change_environment("PENSTOCK_LORA_REQUIRED", "false")
+        require_none(self._workers)
+
+
+def require_none(children: Sequence[Child]) -> None:
+    """From their next start on, workers load what can be loaded of ``--lora`` and log the rest:
+    once a server was ready, a folder that is gone must not end it."""
+    for child in children:
+        if child.service == "worker":
+            child.change_environment("PENSTOCK_LORA_REQUIRED", "false")

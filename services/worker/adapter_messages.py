@@ -21,7 +21,8 @@ def take(executor: Executor | None, message: LoadAdapter | DropAdapter) -> Adapt
         reason = "this engine takes no adapters: it needs --lora-dirs, or it still loads"
         return AdapterLoaded(message.name, message.folder, reason=reason)
     if isinstance(message, LoadAdapter):
-        loader.load(message)
+        known = any(one.name == message.name for one in executor.adapters)
+        loader.load(message, replaces=known)
         return None
     loader.drop(message.digest)
     executor.adapters = [one for one in executor.adapters if one.digest != message.digest]

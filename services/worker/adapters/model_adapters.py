@@ -41,13 +41,13 @@ class ModelAdapters:
     prepared; adapters may come and go between steps."""
 
     def __init__(self, decoder: Decoder, most: int) -> None:
-        """most: adapters at once."""
+        """most: adapters at once, beside one that takes the place of another."""
         self._dtype, self._device, self._most = decoder.dtype, decoder.device, most
         self.numbers: dict[str, int] = {}
         """Digest → number, from 1 on."""
         self.step = StepRows()
         self.layers = [
-            LayerLinears(*(AdaptedLinear(linear, self.step, most) for linear in layer.linears))
+            LayerLinears(*(AdaptedLinear(linear, self.step, most + 1) for linear in layer.linears))
             for layer in decoder.weights.layers
         ]
         self.sizes: Mapping[str, LayerSize]
@@ -84,18 +84,22 @@ class ModelAdapters:
         """``prepared`` and ``place`` at once."""
         return self.place(adapter.digest, self.prepared(adapter))
 
-    def place(self, digest: str, updates: dict[AdaptedLinear, LowRank]) -> int:
-        """The number under which an adapter is applied from now on. Raises ``RuntimeError`` where
+    def place(
+        self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
+    ) -> int:
+        """The number under which an adapter is applied from now on. replaces: another one leaves
+        for it, and has its place until its last request has ended. Raises ``RuntimeError`` where
         there is no room for one more."""
         known = self.numbers.get(digest)
         if known is not None:
             return known
         taken = set(self.numbers.values())
-        number = next((one for one in range(1, self._most + 1) if one not in taken), 0)
-        if not number:
+        if len(taken) >= self._most + replaces:
             raise RuntimeError(
-                f"{self._most} adapters are loaded, as --max-loras allows; unload one first"
+                f"{len(taken)} adapters are loaded, and --max-loras allows {self._most}; unload "
+                "one, or wait until what was unloaded or replaced has no request any more"
             )
+        number = next(one for one in range(1, self._most + 2) if one not in taken)
         for product, update in updates.items():
             product.updates[number] = update
         self.numbers[digest] = number

@@ -253,6 +253,13 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
         adapters.add(ReadAdapter("c", {}))
     adapters.remove("a")
     assert adapters.add(ReadAdapter("c", {})) == 1
+    # One that takes the place of another comes before that has left.
+    assert adapters.place("d", {}, replaces=True) == 3
+    with pytest.raises(RuntimeError, match="3 adapters are loaded, and --max-loras allows 2"):
+        adapters.place("e", {}, replaces=True)
+    adapters.remove("c")
+    with pytest.raises(RuntimeError, match="2 adapters are loaded"):
+        adapters.add(ReadAdapter("e", {}))
 
 
 def test_a_slot_without_its_adapter_fails_and_its_neighbours_do_not(

@@ -16,7 +16,7 @@ from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
-from penstock.services.worker.adapters.loading import load_adapters
+from penstock.services.worker.adapters.loading import check_adapters, load_adapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -117,6 +117,7 @@ def _load(
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
+    check_adapters(config, info, pooling, device.type)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks

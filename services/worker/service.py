@@ -30,7 +30,13 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import Executor
-from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
+from penstock.services.worker.executor_report import (
+    attached,
+    capacity_of,
+    say_executor,
+    say_summary,
+    say_weights,
+)
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
@@ -125,15 +131,7 @@ class WorkerService(LoopService):
 
     def _on_weights(self, report: LoadReport) -> None:
         self._load_report = report
-        for note in report.notes:
-            self.log.warning(note)
-        if report.zero_tensors:
-            self.log.warning(
-                "matrices of nothing but zeros: meant in layers that were added and not trained, "
-                "else the files are damaged",
-                count=len(report.zero_tensors),
-                tensors=report.zero_tensors[:8],
-            )
+        say_weights(report, self.log)
 
     def _finish_loading(self) -> None:
         if self._failure is not None:
@@ -142,11 +140,7 @@ class WorkerService(LoopService):
             return
         self.executor = self._loaded
         self._loader = None
-        if self.executor.summary:
-            say_summary(self.executor, self.log)
-        say_account(self.executor, self.log)
-        if not self.executor.generates or self.executor.tasks:
-            self.log.info(self.executor.described)
+        say_executor(self.executor, self.log)
         self.status.capacity = capacity_of(self.executor)
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()

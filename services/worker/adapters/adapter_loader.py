@@ -64,7 +64,7 @@ class AdapterLoader:
     def _reading(self, asked: LoadAdapter, replaces: bool) -> _Read:
         try:
             checked = AdapterFolder(Path(asked.folder), self.adapters.sizes, self._max_rank)
-            read = checked.read()
+            read = checked.read(self.adapters.item_bytes)
             return _Read(asked, replaces, read.digest, self.adapters.prepared(read))
         except BadModelFolder as error:
             return _Read(asked, replaces, reason=str(error))

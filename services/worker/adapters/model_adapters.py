@@ -12,16 +12,33 @@ from penstock.kernels.low_rank import LowRank, LowRankPart
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
 from penstock.services.worker.adapters.peft_folder import LayerSize, LowRankPair, ReadAdapter
+from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_shares import share_of
 from penstock.services.worker.models.linear_specification import LayerLinears, model_linears
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import ALONE
+from penstock.services.worker.models.specification import ModelSpecification
 
 if TYPE_CHECKING:
     from penstock.services.worker.models.decoder import Decoder
 
 _PREFIX = "model."
+
+
+def layer_sizes(model: ModelSpecification, names: TensorNames) -> dict[str, LayerSize]:
+    """Of the linear layers of a whole model, by their names in PEFT folders."""
+    return {
+        _prefix(names, index) + name: LayerSize(outputs, specification.inputs)
+        for index, layer in enumerate(model_linears(model, names).layers)
+        for specification in layer
+        for name, outputs in specification.stored.items()
+    }
+
+
+def _prefix(names: TensorNames, layer: int) -> str:
+    prefix = names.layer.format(layer)
+    return prefix if prefix.startswith(_PREFIX) else _PREFIX + prefix
 
 
 class _Target(NamedTuple):
@@ -51,7 +68,7 @@ class ModelAdapters:
             for layer in decoder.weights.layers
         ]
         self.sizes: Mapping[str, LayerSize]
-        """Of the linear layers of the whole model, by their names in PEFT folders."""
+        """Of the whole model; see ``layer_sizes``."""
         self._targets: dict[str, _Target] = {}
         self._find_targets(decoder)
 
@@ -59,17 +76,12 @@ class ModelAdapters:
         place, whole = ALONE, decoder.specification
         if isinstance(decoder, RankDecoder):
             place, whole = decoder.ranks.place, decoder.whole
-        weights, sizes = decoder.weights, {}
-        for index, specifications in enumerate(model_linears(whole, weights.names).layers):
-            prefix = weights.names.layer.format(index)
-            prefix = prefix if prefix.startswith(_PREFIX) else _PREFIX + prefix
-            at = index - weights.first_layer
-            is_own = 0 <= at < len(weights.layers)
-            for which, specification in enumerate(specifications):
-                for name, outputs in specification.stored.items():
-                    sizes[prefix + name] = LayerSize(outputs, specification.inputs)
-                if not is_own:
-                    continue
+        weights = decoder.weights
+        self.sizes = layer_sizes(whole, weights.names)
+        layers = model_linears(whole, weights.names).layers
+        for at in range(len(weights.layers)):
+            prefix = _prefix(weights.names, weights.first_layer + at)
+            for which, specification in enumerate(layers[weights.first_layer + at]):
                 linear = weights.layers[at].linears[which]
                 share = share_of(specification, linear.specification, place)
                 first = 0
@@ -78,7 +90,17 @@ class ModelAdapters:
                         linear, self.layers[at][which], rows, first, share.inputs
                     )
                     first += sum(map(len, rows))
-        self.sizes = sizes
+
+    @property
+    def item_bytes(self) -> int:
+        """Of a number of an adapter that is loaded."""
+        return self._dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that are loaded, on this rank."""
+        products = (product for layer in self.layers for product in layer)
+        return sum(one.num_bytes for each in products for one in each.updates if one is not None)
 
     def add(self, adapter: ReadAdapter) -> int:
         """``prepared`` and ``place`` at once."""

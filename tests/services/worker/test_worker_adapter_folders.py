@@ -12,6 +12,7 @@ import torch
 from adapter_folders import PREFIX, write_adapter
 
 from penstock.protocol.model_info import BadModelFolder
+from penstock.services.worker.adapters import peft_folder
 from penstock.services.worker.adapters.peft_config import read_peft_config
 from penstock.services.worker.adapters.peft_folder import AdapterFolder, LayerSize
 
@@ -173,3 +174,15 @@ def test_the_first_pattern_that_a_name_ends_with_counts(tmp_path: Path) -> None:
     assert config.rank_of("model.layers.0.mlp.down_proj") == 4
     assert config.scale_of(QUERY) == 1.0
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_an_adapter_for_which_memory_lacks_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = AdapterFolder(write_adapter(tmp_path / "adapter", MODULES), SIZES, 64)
+    numbers = folder.num_bytes // 4
+    monkeypatch.setattr(peft_folder, "free_host_bytes", lambda: 6 * numbers)
+    assert folder.read(item_bytes=2).pairs
+    monkeypatch.setattr(peft_folder, "_bytes", None)  # reading would fail
+    with pytest.raises(BadModelFolder, match=r"to read it takes .* of memory are free"):
+        folder.read(item_bytes=4)

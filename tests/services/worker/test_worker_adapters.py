@@ -19,8 +19,8 @@ from tiny_models import make_model, some_prompts
 from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows
-from penstock.protocol.model_info import BadModelFolder, read_model_info
-from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
+from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     AdapterLoaded,
     Chunk,
@@ -278,18 +278,6 @@ def test_a_slot_without_its_adapter_fails_and_its_neighbours_do_not(
     assert failure.row == 1 and "adapter is not loaded" in failure.reason
 
 
-def test_the_name_and_the_digest_of_each_are_told(tiny_folder: Folder, tmp_path: Path) -> None:
-    modules = modules_of(make_model("llama"))
-    one, same = (write_adapter(tmp_path / name, modules, seed=3) for name in ("one", "same"))
-    other = write_adapter(tmp_path / "other", modules, seed=3, config={"lora_alpha": 9})
-    model = tiny_folder("llama")
-    decoder = load_model(read_model_info(model), torch.float32, CPU, print)
-    found = load_adapters(settings_for(model, one=one, same=same, other=other), decoder)
-    assert [each.name for each in found] == ["one", "same", "other"]
-    assert found[0] == Adapter("one", found[1].digest)
-    assert found[2].digest != found[0].digest
-
-
 def test_adapters_come_and_go_between_steps_and_leave_nothing(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
@@ -357,16 +345,3 @@ def test_ranks_that_number_adapters_differently_do_not_mix_them(
     with ranks_of(model, 2, 1, sizes, online=online, prepare=prepare) as all:
         got = run(all, prompts, adapters, 1)
     assert got == run(executor, prompts, adapters, 1)
-
-
-def test_what_the_models_type_cannot_hold_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    """It is finite as stored, and is not once it is scaled."""
-    modules = modules_of(make_model("llama"))
-    name = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
-    large = torch.full((modules["model.layers.0.mlp.up_proj"][0], 4), 3e37)
-    folder = write_adapter(
-        tmp_path / "one", modules, tensors={name: large}, config={"lora_alpha": 400}
-    )
-    decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
-    with pytest.raises(BadModelFolder, match=r"up_proj.lora_B: scaled by 100, its largest number"):
-        load_adapters(settings_for(tiny_folder("llama"), one=folder), decoder)

@@ -8,30 +8,7 @@ from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.messages.membership import Capacity
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.worker.executor import PLAIN_KERNELS, Executor
-from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory_account import table
-
-
-def say_weights(report: LoadReport, log: Logger) -> None:
-    """What of the weights that were read people should know."""
-    for note in report.notes:
-        log.warning(note)
-    if report.zero_tensors:
-        log.warning(
-            "matrices of nothing but zeros: meant in layers that were added and not trained, "
-            "else the files are damaged",
-            count=len(report.zero_tensors),
-            tensors=report.zero_tensors[:8],
-        )
-
-
-def say_executor(executor: Executor, log: Logger) -> None:
-    """What it computes with, its use of memory, and what it does besides generating."""
-    if executor.summary:
-        say_summary(executor, log)
-    say_account(executor, log)
-    if not executor.generates or executor.tasks:
-        log.info(executor.described)
 
 
 def say_summary(executor: Executor, log: Logger) -> None:

@@ -19,25 +19,14 @@ from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import KVCopies
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.steps import (
-    Attach,
-    DropAdapter,
-    LoadAdapter,
-    StepFailed,
-    StepPlan,
-    StepResult,
-)
+from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import Executor
-from penstock.services.worker.executor_report import (
-    attached,
-    capacity_of,
-    say_executor,
-    say_summary,
-    say_weights,
-)
-from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
+from penstock.services.worker.kv_copies import BlockCopies, copies_of, with_space
+from penstock.services.worker.load_report import LoadReport, say_report
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.slot_spans import SlotSpans
@@ -92,6 +81,7 @@ class WorkerService(LoopService):
         self._loaded: Executor | None = None
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
+        self._copies: BlockCopies | None = None
         self._group: list[int] = []
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
@@ -131,7 +121,7 @@ class WorkerService(LoopService):
 
     def _on_weights(self, report: LoadReport) -> None:
         self._load_report = report
-        say_weights(report, self.log)
+        say_report(report, self.log)
 
     def _finish_loading(self) -> None:
         if self._failure is not None:
@@ -140,7 +130,12 @@ class WorkerService(LoopService):
             return
         self.executor = self._loaded
         self._loader = None
-        say_executor(self.executor, self.log)
+        self._copies = copies_of(self.config, self.executor)
+        if self.executor.summary:
+            say_summary(self.executor, self.log)
+        say_account(self.executor, self.log)
+        if not self.executor.generates or self.executor.tasks:
+            self.log.info(self.executor.described)
         self.status.capacity = capacity_of(self.executor)
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -155,11 +150,14 @@ class WorkerService(LoopService):
                 self._execute(message)
             case Attach():
                 self._attach(message)
-            case LoadAdapter() | DropAdapter():
-                if (answer := adapter_messages.take(self.executor, message)) is not None:
-                    self.mailbox.send(self.scheduler, answer)
-            case _:
+            case KVCopies() if self._copies is not None:
+                turn = self.epoch, self._launched, self._expected
+                self.mailbox.send(self.scheduler, self._copies.answer(message, *turn))
+            case _ if not adapter_messages.take(self.executor, message, self._tell):
                 self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def _tell(self, message: Message) -> None:
+        self.mailbox.send(self.scheduler, message)
 
     def _attach(self, message: Attach) -> None:
         group = message.group
@@ -184,8 +182,8 @@ class WorkerService(LoopService):
             self._expected = 0
             self._answers.clear()
             self._failed = None
-        rank = self.config.cluster.rank
-        self.mailbox.send(message.reply_to, attached(self.executor, self.epoch, rank))
+        answer = attached(self.executor, self.epoch, self.config.cluster.rank)
+        self.mailbox.send(message.reply_to, with_space(answer, self._copies))
 
     def _execute(self, plan: StepPlan) -> None:
         """Execute a plan in its turn; after a failure or a gap only a full plan counts."""
@@ -338,7 +336,7 @@ class WorkerService(LoopService):
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
         for loaded in adapter_messages.loaded_now(self.executor):
-            self.mailbox.send(self.scheduler, loaded)
+            self._tell(loaded)
         if self._improving:
             self._improve(now)
 

@@ -82,5 +82,5 @@ def _summed_at_once(parts: list[Tensor], summed: Callable[[Tensor], Tensor]) -> 
     if len(parts) == 1:
         return [summed(parts[0])]
     together = summed(torch.cat([part.flatten() for part in parts]))
-    pieces = together.split([part.numel() for part in parts])
+    pieces = torch.split(together, [part.numel() for part in parts])
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

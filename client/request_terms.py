@@ -31,6 +31,9 @@ Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
 User = Annotated[Label, said("The tenant, where no API key decides.")]
 Priority = Annotated[RequestPriority, said("A lower one goes first under the policy priority.")]
 Salt = Annotated[CacheSalt, said("Requests with different salts share no cached prefix.")]
+Speculation = Annotated[
+    bool, said("Whether tokens may be drafted ahead, where the server does so; text is the same.")
+]
 Seconds = Annotated[
     float,
     Meta(
@@ -51,6 +54,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     """Seconds from its arrival in which the client wants the whole answer; ``None``: the server's
     own limit."""
+    speculation: bool = True
 
 
 DEFAULT_TERMS = RequestTerms()
@@ -119,6 +123,7 @@ def head_of(
         trace=caller.trace,
         streamed=streamed,
         siblings=siblings,
+        speculation=terms.speculation,
     )
 
 

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 25
+PROTOCOL_VERSION = 26
 
 Message = (
     membership.Hello

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.tasks import GENERATE
-from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Rejected, TokenWork, split_ids
+from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
+    Rejected,
+    RequestHead,
+    TokenWork,
+    split_ids,
+)
 from penstock.services.scheduler.endings import too_small
 from penstock.services.scheduler.limits import (
     MAX_SAMPLING_BYTES,
@@ -153,9 +160,18 @@ def make_request(
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
         reads_logits=work.reads_logits,
+        corpus=b"" if work.lengths or head.task != GENERATE else _corpus(head),
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
     )
+
+
+def _corpus(head: RequestHead) -> bytes:
+    """What the texts of a request are known by to other requests: those of the same tenant that
+    also share cached prefixes. Empty where it wants no drafts."""
+    if not head.speculation:
+        return b""
+    return blake2b(chain_root(head) + head.tenant.encode(), digest_size=16).digest()
 
 
 def make_sequences(

@@ -305,10 +305,14 @@ class Planner:
         is computed already matters to nothing else."""
         return min(num_computed, sequence.prompt_len)
 
-    @staticmethod
-    def _shares_prompt(sequence: Sequence, start: int) -> bool:
+    def _reads_output(self, request: Request) -> bool:
+        """Whether the worker needs the whole output."""
+        return request.reads_output or (self._row_tokens > 1 and bool(request.corpus))
+
+    def _shares_prompt(self, request: Request, start: int) -> bool:
         """Whether the worker needs a whole prompt, of which tokens from ``start`` on are sent."""
-        return start > 0 and sequence.request.reads_prompt
+        drafts = self._row_tokens > 1 and bool(request.corpus)
+        return start > 0 and (request.reads_prompt or drafts)
 
     def _added_bytes(self, step: Step, sequence: Sequence, hits: Prefix) -> int:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
@@ -316,9 +320,9 @@ class Planner:
         start = hits.length * self.limits.block_size
         size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
-        if request.reads_output:
+        if self._reads_output(request):
             start = self._sent_from(sequence, start)
-            if self._shares_prompt(sequence, start) and not step.holds_prompt(request):
+            if self._shares_prompt(request, start) and not step.holds_prompt(request):
                 size += TOKEN_BYTES * sequence.prompt_len
         return size + TOKEN_BYTES * (len(sequence.tokens) - start)
 
@@ -334,9 +338,9 @@ class Planner:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
         start, prompt = sequence.num_computed, -1
-        if sequence.request.reads_output:
+        if self._reads_output(sequence.request):
             start = self._sent_from(sequence, start)
-            if self._shares_prompt(sequence, start):
+            if self._shares_prompt(sequence.request, start):
                 prompt = step.share_prompt(sequence)
         step.added.append(
             NewSlot(
@@ -352,6 +356,8 @@ class Planner:
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
+                most=sequence.max_len if self._row_tokens > 1 else 0,
+                corpus=sequence.request.corpus if self._row_tokens > 1 else b"",
             )
         )
         self._add_chunk(step, sampled, sequence)

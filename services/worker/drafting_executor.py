@@ -46,7 +46,7 @@ class DraftingExecutor(ModelExecutor):
 
     def speculate(self, drafting: Drafting) -> None:
         """From the next plan on, which must be full, rows may have drafts."""
-        self.drafting = drafting
+        self.drafting, self.draft_counts = drafting, drafting.counts
         self.slots.row_tokens = 1 + drafting.most
         self.capacity = replace(self.capacity, max_row_tokens=1 + drafting.most)
 

@@ -16,6 +16,7 @@ from penstock.services.worker.pooling import PromptTask
 
 if TYPE_CHECKING:
     from penstock.services.worker.rank_group import Meeting
+    from penstock.services.worker.speculation.drafting import DraftCounts
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
@@ -45,6 +46,10 @@ class Executor(Protocol):
     """What the scores of ``classify`` stand for."""
     described: str
     """What it does and why, for the log."""
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What its drafts have come to; ``None``: it makes none."""
 
     @property
     def in_flight(self) -> int:
@@ -88,6 +93,7 @@ class DirectExecutor(ABC):
     shape = StepShape()
     max_in_flight = 1
     account: MemoryAccount | None = None
+    draft_counts: DraftCounts | None = None
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, PromptTask] = {}

@@ -251,6 +251,7 @@ class SimulatedExecutor:
     generates = True
     labels: ClassVar[list[str]] = []
     described = ""
+    draft_counts = None
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from oracle_drafts import AllDrafts, OracleProposer, speculating
 from plan_driver import GREEDY, PlanDriver
+from test_worker_model_executor import executor_for
 from tiny_models import FAMILIES, VARIANTS, some_prompts
 
 from penstock.protocol.wire.messages.steps import (
@@ -19,7 +20,6 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.speculation.drafting import Drafting
-from test_worker_model_executor import executor_for
 
 Folder = Callable[[str], Path]
 

@@ -16,7 +16,7 @@ ARGS ?=
 JOBS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl chart protos chaos lint format format-check types imports collect \
+.PHONY: help setup serve test test-slow test-gpu conformance agents bfcl chart protos chaos docs lint format format-check types imports collect \
 	check clean
 
 help: ## list the targets
@@ -108,6 +108,13 @@ protos: ## make the Python of the .proto files anew
 chaos: setup ## kill processes for a long time
 	@$(BIN)/python -m pytest -m chaos --timeout 36000 $(ARGS)
 
+# Pages of docs/ as a site, in build/docs/site. It is strict: a link that leads nowhere is a fault.
+SITE := build/docs
+docs: setup ## build the documentation as a site, and check it
+	@$(BIN)/python docs/site/prepare_site.py $(SITE)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file $(SITE)/mkdocs.yml
+	@$(BIN)/python docs/site/check_site.py $(SITE)
+
 lint: setup ## look for faults with ruff
 	@$(BIN)/ruff check --quiet .
 
@@ -127,7 +134,7 @@ imports: setup ## does every service import only what it may?
 collect: setup ## can the tests of the long runs be imported?
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m 'slow or gpu or chaos' --collect-only -qq
 
-check: lint format-check types imports collect test ## all that CI checks
+check: lint format-check types imports docs collect test ## all that CI checks
 
 clean: ## remove the environment and everything that was made
 	@rm -rf $(VENV) build dist $(NODE_CASES)/node_modules $(AGENT_CASES)/node_modules *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -149,6 +149,10 @@ class AdmissionController:
         self._tenants: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
         """(when, requests open here) of the last ``UNSEEN_SECONDS``."""
+        self.estimated_wait = 0.0
+        """Seconds that a new request would wait for an engine, as of the last look."""
+        self.shed: Counter[str] = Counter()
+        """Requests refused, by reason: share, queue, wait, tokens."""
         self._begun = 0
         """Requests that have had their first token, or will still have it."""
 
@@ -208,7 +212,8 @@ class AdmissionController:
         self._recent.append((now, open_requests))
         while now - self._recent[0][0] > UNSEEN_SECONDS:
             self._recent.popleft()
-        self._observe(open_requests, now)
+        _, ahead, rate = self._observe(open_requests, now)
+        self.estimated_wait = ahead / rate
 
     def demand(self, open_requests: int, model: str = "") -> Demand:
         """What this frontend has in the pipeline for a model, for the others."""
@@ -264,14 +269,15 @@ class AdmissionController:
         )
         if found is None:
             return None
-        status, message = found
+        status, reason, message = found
+        self.shed[reason] += 1
         retry_after = min(max(wait * (0.5 + draw), LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
         kind = "rate_limit_error" if status == 429 else "overloaded_error"
         return Rejected(0, 0, status, kind, message, retry_after=retry_after)
 
     def _over_share(
         self, tenant: str, waiting: float, rate: float, now: float
-    ) -> tuple[int, str] | None:
+    ) -> tuple[int, str, str] | None:
         limits = self._limits
         share = limits.max_tenant_share
         own = self._tenants[tenant] * self._load.frontends  # each sees its part of them
@@ -282,6 +288,7 @@ class AdmissionController:
             return None
         return (
             429,
+            "share",
             f"{own} requests of this API key, user or address are waiting already, which is their "
             f"share (--max-tenant-share {share:g}) while others come as well; try again later",
         )
@@ -294,16 +301,18 @@ class AdmissionController:
         tokens: int,
         time_left: float | None,
         prompts: int,
-    ) -> tuple[int, str] | None:
+    ) -> tuple[int, str, str] | None:
         limits, load = self._limits, self._load
         patience = limits.max_wait_s if time_left is None else min(limits.max_wait_s, time_left)
         if waiting and waiting + prompts - 1 >= limits.max_waiting_requests:
+            kind = "queue"
             said = "which is" if prompts == 1 else f"and {prompts} more inputs would pass"
             reason = (
                 f"{math.ceil(waiting)} requests are waiting already, {said} the limit of "
                 f"{limits.max_waiting_requests} (--max-waiting-requests)"
             )
         elif ahead and wait > patience:
+            kind = "wait"
             reason = (
                 f"{math.ceil(ahead)} requests are waiting already, and a new one would wait "
                 f"{wait:.1f} s, longer than {patience:g} s (--max-wait-s, or its own time)"
@@ -313,8 +322,9 @@ class AdmissionController:
             most = waiting_tokens_limit(limits.max_waiting_tokens, load.kv_tokens)
             if not there or there + tokens <= most:
                 return None
+            kind = "tokens"
             reason = (
                 f"{there} prompt tokens are waiting already, and with about {tokens} more they "
                 f"would pass the limit of {most} (--max-waiting-tokens)"
             )
-        return 503, f"{reason}; try again later"
+        return 503, kind, f"{reason}; try again later"

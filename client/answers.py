@@ -213,6 +213,8 @@ class RequestProgress:
         """When the first token came, and when all choices had ended; 0 before."""
         self.queued_s = 0.0
         """Seconds that the last of its choices waited until an engine began with it."""
+        self.trace_id = ""
+        """Of the trace that it belongs to; empty: of none."""
         self.reasons: dict[str, None] = {}
         """Why its choices ended, each reason once."""
         self.engines: dict[str, None] = {}
@@ -226,6 +228,7 @@ class RequestProgress:
         """The error that ended it: as a whole, or one of its choices."""
         self.unaccepted = prompts
         self.open_choices = choices
+        self._choices = choices
 
     def on_accepted(self, prompt_tokens: int, prompts: int = 1) -> None:
         """One or several of the prompts, with so many tokens together, wait or run in an engine."""
@@ -249,7 +252,7 @@ class RequestProgress:
         if not self.first_at:
             self.first_at = now
             self.usage.first_token_s = now - self.arrival
-        self.meters.first_token(now - self.arrival)
+        self.meters.first_token(now - self.arrival, self.trace_id)
 
     def on_end(self, end: End) -> None:
         """A choice ended without an error."""
@@ -273,7 +276,7 @@ class RequestProgress:
         """Every choice has ended without an error."""
         self.ended_at = self.now()
         self.usage.total_s = self.ended_at - self.arrival
-        self.meters.end_to_end(self.usage.total_s)
+        self.meters.whole(self.usage, self._choices, self.trace_id)
 
 
 class AnswerSink:

@@ -20,10 +20,11 @@ from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
-from penstock.client.served_engines import ServedEngines
+from penstock.client.served_engines import ServedEngines, adapter_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
+from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.process.trace import ACCEPT, TRACE
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
@@ -78,13 +79,18 @@ class PipelineGateway:
         self._states: dict[str, ModelState] = {}
         self._uninformed = 0
         """Requests that wait to hear what is served."""
+        self._reported: set[str] = set()
+        """Models whose waits were ever told."""
         self._models: dict[str, ServedModel] = {}
+        self._adapted: dict[str, ServedModel] = {}
+        """Adapters by name, as models; a model's own name comes first."""
         self._engines = ServedEngines(limits.restart_wait_s)
         self._mailbox = mailbox
         self._participant = participant
         self._questions = PeerQuestions(mailbox.address, mailbox.send)
         self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
         self._last_metrics = MetricsAnswer([])
+        self._shed: Counter[str] = Counter()
 
     # --- what the HTTP layer calls
 
@@ -95,8 +101,12 @@ class PipelineGateway:
         if not head.model and (models := self.models()):
             head = msgspec.structs.replace(head, model=models[0].name)
             work = msgspec.structs.replace(work, head=head)
+        if (adapted := self._adapted.get(head.model)) is not None:
+            adapter = adapted.adapters[0].digest
+            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
+            work = msgspec.structs.replace(work, head=head)
         if self.is_closed:
-            raise Overloaded(_unavailable(GOING_DOWN))
+            raise self._unavailable(GOING_DOWN)
         known = self._models.get(head.model)
         # Of a model that is being unloaded only what belongs to a running request still comes.
         leaves = head.model in self._participant.withdrawn
@@ -107,12 +117,12 @@ class PipelineGateway:
         state = self._state(head.model, now)
         # While draining, open connections are still served.
         if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
-            raise Overloaded(_unavailable(reason))
+            raise self._unavailable(reason)
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:
-            raise Overloaded(_unavailable(f"this frontend has {are_open} requests open; try again"))
+            raise self._unavailable(f"this frontend has {are_open} requests open; try again")
         if self._mailbox.outbox_bytes(self._participant.router_address) > SLOW_ROUTER_BYTES:
-            raise Overloaded(_unavailable("the router does not keep up; try again"))
+            raise self._unavailable("the router does not keep up; try again")
         if work.params.seed is None:
             params = msgspec.structs.replace(work.params, seed=secrets.randbits(63))
             work = msgspec.structs.replace(work, params=params)
@@ -140,7 +150,7 @@ class PipelineGateway:
             return
         if self._uninformed >= self._limits.max_waiting_requests:
             reason = f"{self._uninformed} requests are waiting already (--max-waiting-requests)"
-            raise Overloaded(_unavailable(self._any.explain(reason)))
+            raise self._unavailable(self._any.explain(reason))
         self._uninformed += 1
         try:
             while (parts := self._unknown_parts(name, now := time.monotonic())) is not None:
@@ -149,7 +159,7 @@ class PipelineGateway:
                 if not reason and parts.waited_too_long(began, now):
                     reason = parts.too_late()
                 if reason or self.is_closed:
-                    raise Overloaded(_unavailable(reason or GOING_DOWN))
+                    raise self._unavailable(reason or GOING_DOWN)
                 await asyncio.sleep(UNINFORMED_SECONDS)
         finally:
             self._uninformed -= 1
@@ -168,6 +178,7 @@ class PipelineGateway:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = ModelState(self._participant, self._limits, name, now)
+            state.admission.shed = self._shed
         return state
 
     def cancel(self, request_id: int) -> None:
@@ -183,9 +194,10 @@ class PipelineGateway:
             request.sink = sink
 
     def models(self) -> list[ServedModel]:
-        """What the engines serve. An engine that still loads does not know its limits, and no
-        request may be judged by them: while all of a model do, what was last known of it."""
-        return list(self._models.values())
+        """What the engines serve, models first, then adapters. An engine that still loads does not
+        know its limits, and no request may be judged by them: while all of a model do, what was
+        last known of it."""
+        return [*self._models.values(), *self._adapted.values()]
 
     def _look_engines(self, now: float) -> None:
         peers = self._participant.of("scheduler")
@@ -196,11 +208,16 @@ class PipelineGateway:
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
         self._models = {name: known[name] for name in names}
+        taken = {name for one in self._models.values() for name in (one.name, *one.aliases)}
+        adapted = (one for base in self._models.values() for one in adapter_models(base))
+        self._adapted = {one.name: one for one in adapted if one.name not in taken}
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()
         withdrawn = self._participant.withdrawn
         expected = [one for one in self._expected if one not in withdrawn]
+        if (adapted := self._adapted.get(name)) is not None:
+            name = adapted.parent
         names = [name] if name else dict.fromkeys([*expected, *self._participant.served])
         models = {one: self._state(one, now) for one in names}
         lacking = {one: state.what_lacks() for one, state in models.items()}
@@ -297,6 +314,23 @@ class PipelineGateway:
             else:
                 is_over = functools.partial(parts.waited_too_long, now=now)
                 self.ledger.end_waiting(name, is_over, parts.too_late())
+
+    def _unavailable(self, message: str) -> Overloaded:
+        self._shed["unavailable"] += 1
+        return Overloaded(_unavailable(message))
+
+    def report(self, metrics: Registry) -> None:
+        """Tell how long requests would wait, and what was refused or begun again."""
+        ledger = self.ledger
+        for reason, count in (*self._shed.items(), ("pipeline", ledger.shed)):
+            metrics.counter("requests_shed_total", reason).value = float(count)
+        metrics.counter("continuations_total", "frontend").value = float(ledger.continuations)
+        waits = {name: state.admission.estimated_wait for name, state in self._states.items()}
+        for name in self._reported - waits.keys():
+            metrics.set("estimated_wait_seconds", 0.0, name)  # it is no longer served
+        for name, wait in waits.items():
+            metrics.set("estimated_wait_seconds", wait, name)
+        self._reported |= waits.keys()
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
         """The membership has changed; these have left it, if any have."""

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.client.sink import Sink
+from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import MetricsAnswer, Peer
 from penstock.protocol.wire.messages.requests import Rejected, Work
 
@@ -27,6 +28,10 @@ class ServedModel(msgspec.Struct, frozen=True):
     """What the scores of the task ``classify`` stand for, in their order."""
     longest_task_prompt: int = 2**31
     """Tokens of a prompt that a task gets, at most."""
+    adapters: list[Adapter] = []
+    """Those that an engine has loaded for it: each is served as a model of its own, too."""
+    parent: str = ""
+    """Of an adapter: the model that it is added to."""
 
 
 class Readiness(msgspec.Struct, frozen=True):

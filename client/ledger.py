@@ -21,6 +21,7 @@ from penstock.protocol.ownership.tombstones import (
     RECONCILE_SECONDS,
     RESEND_SECONDS,
 )
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
@@ -62,6 +63,8 @@ class ClientLedger:
         """How many of them are for each model; of a batch each open prompt counts as one."""
         self.stale_rows = 0
         self.continuations = 0
+        self.shed = 0
+        """Requests that processes behind this one were too busy for."""
         self._address = address
         self._members = members
         self._send = send
@@ -124,6 +127,7 @@ class ClientLedger:
                 body,
                 request.model,
                 request.open_choices,
+                SPANS.wanted(request.work.head.trace),
             ),
         )
 
@@ -143,7 +147,7 @@ class ClientLedger:
         self.continuations += 1
         request.sink.on_continued()
         request.submission += 1
-        request.tokenizer = 0
+        request.lost(now, cause)
         request.untaken_since = now
         self._submit(request, now)
 
@@ -210,7 +214,7 @@ class ClientLedger:
         """The request, if ``sender`` owns it now; else the sender is told to drop it."""
         request = self._current(request_id, attempt)
         if request is not None and request.tokenizer == 0 and sender in self._members.peers:
-            request.tokenizer = sender
+            request.taken_by(sender)
         if request is None or request.tokenizer != sender:
             self._disown(sender, [request_id], [attempt])
             return None
@@ -230,6 +234,7 @@ class ClientLedger:
             if request.submission <= QUICK_RETRIES:
                 self._submit(request, now)
             return
+        self.shed += message.status in (429, 503)
         self._end(request, message)
 
     def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:
@@ -304,7 +309,7 @@ class ClientLedger:
             return False
         if sender not in self._members.peers:
             return False
-        request.tokenizer = sender
+        request.taken_by(sender)
         return True
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:

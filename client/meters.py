@@ -33,10 +33,33 @@ class Meters:
     """The series that requests are counted in."""
 
     def __init__(self, registry: Registry) -> None:
-        self.first_token = registry.histogram("time_to_first_token_seconds").observe
+        self.first_token = registry.histogram("time_to_first_token_seconds").observe_traced
         self.between_tokens = registry.histogram("inter_token_latency_seconds").observe
-        self.end_to_end = registry.histogram("e2e_request_latency_seconds").observe
+        self._end_to_end = registry.histogram("e2e_request_latency_seconds").observe_traced
+        self._per_token = registry.histogram("time_per_output_token_seconds").observe_traced
+        self._prompt_tokens = registry.histogram("request_prompt_tokens").observe
+        self._generation_tokens = registry.histogram("request_generation_tokens").observe
         self._registry = registry
 
+    def whole(self, usage: Usage, choices: int, trace_id: str) -> None:
+        """All choices of a request have ended without an error."""
+        self._end_to_end(usage.total_s, trace_id)
+        self._prompt_tokens(usage.prompt)
+        self._generation_tokens(usage.completion)
+        later = usage.completion - choices
+        if usage.first_token_s and later > 0:
+            seconds = choices * (usage.total_s - usage.first_token_s)
+            self._per_token(seconds / later, trace_id)
+
+    def ended(self, usage: Usage, model: str, key: str) -> None:
+        """A request has ended, however it did. ``model`` and ``key``: names of the operator's."""
+        inc = self._registry.inc
+        inc("usage_tokens_total", model, "prompt", amount=usage.prompt)
+        inc("usage_tokens_total", model, "cached", amount=usage.cached)
+        inc("usage_tokens_total", model, "completion", amount=usage.completion)
+        inc("key_tokens_total", key, "prompt", amount=usage.prompt)
+        inc("key_tokens_total", key, "completion", amount=usage.completion)
+        inc("key_requests_total", key)
+
     def finished(self, reason: str, choices: int = 1) -> None:
-        self._registry.inc("request_finished_total", reason, amount=choices)
+        self._registry.inc("requests_finished_total", reason, amount=choices)

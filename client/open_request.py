@@ -10,6 +10,7 @@ import msgspec
 from penstock.client.batches import as_one
 from penstock.client.sink import Sink
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Inputs,
@@ -49,6 +50,7 @@ class OpenRequest:
         "arrived",
         "began",
         "choices",
+        "continued",
         "deadline",
         "id",
         "is_batch",
@@ -78,6 +80,8 @@ class OpenRequest:
         self.submission = 1
         self.tokenizer = 0
         """Incarnation of the tokenizer that owns it; 0 until ``Taken``."""
+        self.continued: tuple[float, str] | None = None
+        """(since when, cause) while it is begun again after a loss and nobody has taken it."""
         self.accepted = False
         self.is_batch = isinstance(work.prompt, Inputs)
         """Each choice has its own prompt."""
@@ -90,6 +94,18 @@ class OpenRequest:
         self.stalls = 0
         self.resend_at = now + RESEND_SECONDS
         self.untaken_since = now
+
+    def lost(self, now: float, cause: str) -> None:
+        """Nobody owns it any more: it is to be begun again."""
+        self.tokenizer = 0
+        self.continued = now, cause
+
+    def taken_by(self, tokenizer: int) -> None:
+        """This incarnation owns it."""
+        self.tokenizer = tokenizer
+        if self.continued is not None:
+            SPANS.record_continuation("tokenizer", self.work.head.trace, *self.continued)
+            self.continued = None
 
     @property
     def model(self) -> str:

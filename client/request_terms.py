@@ -54,6 +54,8 @@ class RequestTerms(msgspec.Struct, frozen=True):
     deadline_s: float | None = None
     """Seconds from its arrival in which the client wants the whole answer; ``None``: the server's
     own limit."""
+    adapter: str = ""
+    """Name of an adapter, where ``model`` does not choose it: in the library."""
     speculation: bool = True
 
 
@@ -115,6 +117,7 @@ def head_of(
         model=model,
         task=task,
         prompt_kind=kind_of(prompt),
+        adapter=terms.adapter,
         tenant=caller.tenant(terms.user),
         priority=terms.priority,
         cache_salt=_salt(caller.key, terms.cache_salt),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
+from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
 
 
@@ -74,6 +75,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         capacity.generates,
         capacity.labels,
         capacity.longest_task_prompt,
+        capacity.adapters,
     )
     if known is None:
         return more
@@ -93,4 +95,21 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         generates=known.generates or more.generates,
         labels=known.labels or more.labels,
         longest_task_prompt=longest,
+        adapters=_joined(known.adapters, more.adapters),
     )
+
+
+def _joined(known: list[Adapter], more: list[Adapter]) -> list[Adapter]:
+    """Of each name the one that was known first."""
+    names = {one.name for one in known}
+    return [*known, *(one for one in more if one.name not in names)]
+
+
+def adapter_models(base: ServedModel) -> list[ServedModel]:
+    """The adapters of a model as clients see them: they generate, and do nothing else."""
+    return [
+        msgspec.structs.replace(
+            base, name=one.name, aliases=[], tasks=[], labels=[], adapters=[one], parent=base.name
+        )
+        for one in base.adapters
+    ]

@@ -13,7 +13,8 @@ the chunk's own positions are alike, since a layer writes K and V before it atte
 attention: query head h reads KV head ``h // (Hq / Hkv)``.
 
 The rows are cut into *groups*: a decode row is a group of one query, a chunk is cut into groups
-of ``QUERY_TILE`` queries. The keys are read in tiles of positions with the online softmax of
+of ``QUERY_TILE`` queries. (Longer chunks of exact batches are cut otherwise: see
+``exact_attention.py``.) The keys are read in tiles of positions with the online softmax of
 Milakov and Gimelshein (2018), as in FlashAttention. Where tiles are several, groups are sorted by
 context length, longest first, so a tile is one batched product over consecutive groups, those that
 see some of it. Tiles that no group sees are not read, nor are blocks ahead of f(r) that are not
@@ -24,14 +25,14 @@ are 0 exactly; what V holds there must be finite, which is the caller's part: bl
 when they are handed out (``kv_cache.clear_blocks``), and a block table is filled up with a block
 that stays clear.
 
-*Exact* batches are for fp32 on the CPU, where a row's bits must not depend on the batch or the
-chunking. The library gives a row of a batched product the same bits for every number of rows that
-is a multiple of ``ROW_MULTIPLE`` (measured with oneMKL on Zen 5, and on Sapphire Rapids with its
-strict reproducibility switched on). It does not for every number of keys: a sum over 256 keys may
-be split otherwise than one over 192 or 512. Hence the fixed tile of ``KV_TILE``, the padding of
-rows, and the merge in ascending order. A tile that a row does not see leaves its result untouched
-bit by bit: behind its last key the factor is exp(0) = 1 and the addend 0; ahead of its first one
-the sums stay 0 and the maximum ``LOWEST``.
+*Exact* batches are for fp32 on the CPU, where a row's bits must not depend on the batch, the
+chunking or the number of threads. The library gives a row of a batched product the same bits for
+every number of rows that is a multiple of ``ROW_MULTIPLE`` (measured with oneMKL on Zen 4 and
+Zen 5, and on Sapphire Rapids with its strict reproducibility switched on). It does not for every
+number of keys: a sum over 256 keys may be split otherwise than one over 192 or 512. Hence the
+fixed tile of ``KV_TILE``, the padding of rows, and the merge in ascending order. A tile that a row
+does not see leaves its result untouched bit by bit: behind its last key the factor is exp(0) = 1
+and the addend 0; ahead of its first one the sums stay 0 and the maximum ``LOWEST``.
 
 Other batches are cut as is fastest: tiles of up to ``WIDE_TILE`` that end with the longest
 context's last block. Maxima, sums and accumulators are fp32 always. In bf16 large products run in
@@ -58,9 +59,10 @@ from penstock.kernels.attention_backend import (
     row_places,
 )
 from penstock.kernels.attention_products import attend
+from penstock.kernels.exact_attention import KV_TILE, plan_chunk
 
-KV_TILE = 128
-"""Key positions in one product of an exact batch. A multiple of every block size."""
+__all__ = ["KV_TILE", "AttentionBatch", "ReferenceAttention", "paged_attention", "plan_groups"]
+
 WIDE_TILE = 512
 """Key positions, at most, in one product of other batches."""
 QUERY_TILE = 32
@@ -122,10 +124,22 @@ class ReferenceAttention:
         rows, starts, counts, tables, besides = spans
         if counts is None:
             return plan_groups(rows[:, None], starts[:, None], None, tables, shape, device, besides)
+        long = (counts > QUERY_TILE) & (shape.exact and besides is None)
+        batches: list[PlannedBatch] = [
+            plan_chunk(
+                int(rows[span]), int(starts[span]), int(counts[span]), tables[span], shape,
+                _MAX_TILE_ELEMENTS[device.type],
+            )
+            for span in np.flatnonzero(long)
+        ]  # fmt: skip
+        if long.all():
+            return batches
+        rows, starts, counts, tables = (each[~long] for each in (rows, starts, counts, tables))
         owners, offsets, real = cut(counts)
         rows, starts = rows[owners, None] + offsets, starts[owners, None] + offsets
         besides = None if besides is None else besides[owners]
-        return plan_groups(rows, starts, real, tables[owners], shape, device, besides)
+        groups = plan_groups(rows, starts, real, tables[owners], shape, device, besides)
+        return [*batches, *groups]
 
 
 def cut(counts: IntArray) -> tuple[IntArray, IntArray, BoolArray]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.online_softmax import SoftmaxSums, softmax_step
 
 if TYPE_CHECKING:
     from penstock.kernels.attention import AttentionBatch, Tile
 
-ROW_MULTIPLE = 4
-"""Rows of an exact product: a multiple of it."""
 _FP32_ELEMENTS = 64 * 1024
 """Decode products over at most this many gathered elements run in fp32."""
 

@@ -36,21 +36,33 @@ def softmax_step(
 ) -> SoftmaxSums:
     """Add the keys of a tile, which the rows ``active`` of ``packed`` may see; in place, but for
     the first."""
-    new_max = scores.amax(-1, keepdim=True)
-    if windowed:
-        new_max.clamp_(min=LOWEST)
     if sums is None:
         if len(scores) == len(packed):
+            new_max = scores.amax(-1, keepdim=True)
+            if windowed:
+                new_max.clamp_(min=LOWEST)
             weights = scores.sub_(new_max).exp_()
             attended = torch.bmm(weights.to(value.dtype), value).float()
             return SoftmaxSums(new_max, weights.sum(-1, keepdim=True), attended)
         row_max = packed.new_full((*packed.shape[:2], 1), LOWEST, dtype=torch.float32)
         attended = torch.zeros_like(packed, dtype=torch.float32)
         sums = SoftmaxSums(row_max, torch.zeros_like(row_max), attended)
-    new_max = torch.maximum(sums.row_max[active], new_max)
-    decay = (sums.row_max[active] - new_max).exp_()
-    weights = scores.sub_(new_max).exp_()
-    sums.row_max[active] = new_max
-    sums.row_sum[active].mul_(decay).add_(weights.sum(-1, keepdim=True))
-    sums.attended[active].mul_(decay).add_(torch.bmm(weights.to(value.dtype), value))
+    add_tile(SoftmaxSums(*(part[active] for part in sums)), scores, value)
     return sums
+
+
+def add_tile(sums: SoftmaxSums, scores: Tensor, value: Tensor) -> None:
+    """Add the keys of a tile to the sums of rows, in place; ``scores`` is overwritten.
+
+    scores: [B, M, width] fp32, -inf where a row does not see a key; value: [B, width, D].
+    """
+    new_max = torch.maximum(sums.row_max, scores.amax(-1, keepdim=True))
+    decay = (sums.row_max - new_max).exp_()
+    sums.row_max.copy_(new_max)
+    weights = scores.sub_(new_max).exp_()
+    sums.row_sum.mul_(decay).add_(weights.sum(-1, keepdim=True))
+    attended = sums.attended.mul_(decay)
+    if value.dtype == attended.dtype:
+        attended.baddbmm_(weights, value)
+    else:
+        attended.add_(torch.bmm(weights.to(value.dtype), value))

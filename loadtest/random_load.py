@@ -28,7 +28,7 @@ from penstock.protocol.model_info import read_model_info
 
 _SAMPLE_SECONDS = 2.0
 _LONGEST_REQUEST_S = 300.0
-_METRIC = re.compile(r"^penstock:(steps_total|failed_steps_total)(?:\{[^}]*\})? ([0-9.e+]+)", re.M)
+_METRIC = re.compile(r"^penstock_(steps_total|failed_steps_total)(?:\{[^}]*\})? ([0-9.e+]+)", re.M)
 _SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "top_p": 0.9},

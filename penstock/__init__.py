@@ -17,6 +17,11 @@ if _TYPE_CHECKING:
     from penstock.protocol.config.sources import ConfigError
     from penstock.protocol.sampling import SamplingParams
     from penstock.services.library.async_llm import AsyncLLM
+    from penstock.services.library.beam_search import (
+        BeamSearchOutput,
+        BeamSearchParams,
+        BeamSearchSequence,
+    )
     from penstock.services.library.engine import LLMEngine, ModelLimits
     from penstock.services.library.llm import LLM
     from penstock.services.library.outputs import (
@@ -38,6 +43,9 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -79,6 +87,10 @@ _HOMES = {
             "ScoringRequestOutput",
         ),
         "penstock.services.library.outputs",
+    ),
+    **dict.fromkeys(
+        ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
+        "penstock.services.library.beam_search",
     ),
     "RequestError": "penstock.services.library.outputs",
     "RequestRefused": "penstock.services.library.outputs",

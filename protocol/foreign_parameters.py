@@ -39,8 +39,8 @@ _RENAMED = {
 
 _TOOLS = "tools are for chats: use tools and tool_choice of /v1/chat/completions"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
-_NO_LORA = "not supported yet: LoRA adapters"
-_NO_BEAMS = "not supported yet: beam search; n draws several answers"
+_LORA = "an adapter is a model of its own: name it in model"
+_NO_BEAMS = "beam search is a call of the library, LLM.beam_search; n draws several answers"
 _ALL_MATCHES = "leave it out: every repetition is found, however long and however often"
 _WHITESPACE = "use structured_outputs.disable_any_whitespace"
 _THINKING = "use chat_template_kwargs"
@@ -48,7 +48,7 @@ _THINKING = "use chat_template_kwargs"
 _EXPLAINED = {
     "add_special_tokens": "not supported yet: completions begin with the special tokens of the "
     "model's tokenizer, chats with those of its chat template",
-    "adapter": _NO_LORA,
+    "adapter": _LORA,
     "audio": _NO_MULTIMODAL,
     "best_of": "not supported yet: choosing among more answers than n; /v1/completions does it",
     "do_sample": "use temperature: 0 for the likeliest tokens",
@@ -78,8 +78,8 @@ _EXPLAINED = {
     "length_penalty": _NO_BEAMS,
     "logits_processors": "not supported: code of a client's is never run; logit_bias, bad_words "
     "and allowed_token_ids change logits",
-    "lora": _NO_LORA,
-    "lora_path": _NO_LORA,
+    "lora": _LORA,
+    "lora_path": _LORA,
     "messages": "use /v1/chat/completions",
     "modalities": _NO_MULTIMODAL,
     "num_beams": _NO_BEAMS,

@@ -35,11 +35,11 @@ def with_layout(
     several = machine.gpus - config.device.device_index > 1
     if config.device.device != "cuda" or not (several and on_this_host and is_here):
         return completed, ""
-    from penstock.services.worker.cuda_driver import read_devices
+    from penstock.services.worker.cuda_driver import read_devices_in_time
     from penstock.services.worker.layouts.choice import choose_layout, refuse_impossible
     from penstock.services.worker.layouts.given_gpus import gpus_of
 
-    devices = read_devices()[config.device.device_index :]
+    devices = read_devices_in_time()[config.device.device_index :]
     is_given = any(sources[name].origin != "default" for name in SIZES)
     if len(devices) < 2 or config.num_workers > len(devices):
         return completed, ""

@@ -227,13 +227,17 @@ SHOW_THE_TIME = {
     "services/frontend/keys/standing.py",
     "protocol/process/console.py",
     "protocol/process/logs.py",
+    "protocol/process/metrics.py",
+    "protocol/process/service.py",
+    "protocol/process/spans.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/dialect_handler.py",
     "services/frontend/dialects/responses/renderer.py",
     "services/tokenizer/template_sandbox.py",
 }
-"""Files that tell a user, a client or a template what time it is, or know when a key expires."""
+"""Files that tell a user, a client, a template or a monitoring system what time it is, or know when
+a key expires."""
 
 
 def test_no_deadline_hangs_on_a_clock_that_can_be_set() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
@@ -26,6 +27,7 @@ from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.process.spans import MODULES as SPAN_MODULES
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 from penstock.protocol.wire.unix_listener import LONGEST_PATH
@@ -48,12 +50,14 @@ def contradictions(
     return [
         *_memory(config, sources),
         *contradictions_of_several(config),
+        *contradictions_of_adapters(config),
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *_speculation(config, sources),
         *_network(config, sources),
         *_serving(config, sources),
         *_model(config, sources, info),
+        *_traces(config),
     ]
 
 
@@ -327,6 +331,15 @@ def _uds(config: Config, sources: Provenance) -> Iterator[str]:
         )
     if len(os.fsencode(os.path.abspath(os.path.expanduser(server.uds)))) > LONGEST_PATH:
         yield f"--uds {server.uds}: the path of a UNIX socket has at most {LONGEST_PATH} bytes"
+
+
+def _traces(config: Config) -> Iterator[str]:
+    missing = [name for name in SPAN_MODULES if not _is_installed(name)]
+    if config.observability.otel_traces and missing:
+        yield (
+            f"--otel-traces needs packages that are not installed ({', '.join(missing)}): "
+            "pip install 'penstock[otel]'"
+        )
 
 
 def _grpc(config: Config, sources: Provenance) -> Iterator[str]:

@@ -169,7 +169,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
             "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens; auto is suffix on the CPU, where drafts pay, and off on GPUs."
+            "last three tokens. Both are for --device cpu; auto is off."
         ),
     ] = "auto"
     speculative_tokens: Annotated[
@@ -254,6 +254,19 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Hopper GPU that has room, which small batches read faster."
         ),
     ] = "auto"
+    lora: Annotated[
+        list[str],
+        Meta(
+            description="A LoRA adapter, NAME=FOLDER (peft's format), served as a model of that "
+            "name; may be given several times."
+        ),
+    ] = []
+    max_loras: Annotated[
+        int, Meta(ge=1, le=1024, description="Most adapters that are loaded at once.")
+    ] = 8
+    max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
+        64
+    )
     download: Annotated[
         bool,
         Meta(description="Fetch a MODEL of the Hugging Face hub that its local cache lacks."),
@@ -269,6 +282,13 @@ class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "console", "json"],
         Meta(description="auto writes readable lines on a terminal and JSON lines elsewhere."),
     ] = "auto"
+    otel_traces: Annotated[
+        bool,
+        Meta(
+            description="Send OpenTelemetry spans of each request over OTLP (HTTP) to the "
+            "collector that the standard OTEL_… variables name."
+        ),
+    ] = False
 
 
 class TestConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,7 +51,6 @@ _NO_EXPERTS = (
     "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
 _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
-_NO_LORA = "not supported yet: LoRA adapters; merge the adapter into the checkpoint"
 _NO_SPECULATION = (
     "not supported yet: draft models and heads; --speculative suffix or ngram drafts from texts"
 )
@@ -91,7 +90,7 @@ _EXPLAINED = {
     "enable_auto_tool_choice": _ALWAYS,
     "enable_chunked_prefill": _ALWAYS,
     "enable_expert_parallel": _NO_EXPERTS,
-    "enable_lora": _NO_LORA,
+    "enable_lora": "leave it out: --lora NAME=FOLDER loads an adapter",
     "enable_metrics": "leave it out: /metrics is always there",
     "enable_reasoning": _ALWAYS,
     "enforce_eager": _GRAPHS,
@@ -105,12 +104,8 @@ _EXPLAINED = {
     "kv_transfer_config": "not supported yet: moving KV memory between engines",
     "limit_mm_per_prompt": _NO_MULTIMODAL,
     "log_requests": "use --log-level debug for more lines",
-    "lora_modules": _NO_LORA,
-    "lora_paths": _NO_LORA,
     "max_input_length": "use --max-model-len, which bounds prompt and output together",
     "max_logprobs": "leave it out: 20 may be asked for",
-    "max_lora_rank": _NO_LORA,
-    "max_loras": _NO_LORA,
     "max_total_tokens": "use --num-kv-blocks, which counts blocks of --block-size tokens",
     "n_gpu_layers": "leave it out: a GPU holds the whole model; --device says where it runs",
     "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",

@@ -12,6 +12,7 @@ from penstock.protocol.ownership.choice import Choice, Stream
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.rejections import failed
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
@@ -48,6 +49,7 @@ class OwnedRequest:
         "attempt",
         "began",
         "choices",
+        "continued",
         "engine",
         "frontend",
         "head",
@@ -71,6 +73,8 @@ class OwnedRequest:
         self.began = now
         self.engine = 0
         """Incarnation of the scheduler that accepted it; 0 until then."""
+        self.continued: tuple[float, str] | None = None
+        """(since when, cause) while it is begun again after a loss and no engine has it."""
         self.accepted = False
         """An engine has taken it while it was here."""
         self.work: TokenWork | None = None
@@ -81,6 +85,18 @@ class OwnedRequest:
         self.refusals = Refusals()
         self.stalls = 0
         self.resend_at = 0.0
+
+    def lost(self, now: float, cause: str) -> None:
+        """No engine has it any more: it is to be begun again."""
+        self.engine = 0
+        self.continued = now, cause
+
+    def run_by(self, engine: int) -> None:
+        """This incarnation has it."""
+        self.engine = engine
+        if self.continued is not None:
+            SPANS.record_continuation("engine", self.head.trace, *self.continued)
+            self.continued = None
 
     @property
     def was_accepted(self) -> bool:
@@ -143,6 +159,7 @@ class OwnedRequest:
             len(choices),
             longest + work.max_tokens,
             head.task,
+            SPANS.wanted(head.trace),
         )
 
     def _open_prompts(self, work: TokenWork) -> TokenWork:

@@ -222,7 +222,7 @@ class TokenizerLedger:
             return
         self.continuations += 1
         request.attempt += 1
-        request.engine = 0
+        request.lost(now, cause)
         self._enqueue(request, now)
 
     def _on_accepted(self, sender: int, message: Accepted) -> None:
@@ -231,7 +231,7 @@ class TokenizerLedger:
             self._disown(sender, [message.id], [message.attempt])
             return
         if request.engine == 0 and sender in self._members.peers:
-            request.engine = sender
+            request.run_by(sender)
         if request.engine != sender:
             self._disown(sender, [message.id], [message.attempt])
             return
@@ -304,7 +304,7 @@ class TokenizerLedger:
     def _owns(self, request: OwnedRequest, sender: int) -> bool:
         """Whether ``sender`` runs the request."""
         if request.engine == 0 and sender in self._members.peers:
-            request.engine = sender
+            request.run_by(sender)
             request.refusals.clear()
         return request.engine == sender
 

@@ -11,6 +11,7 @@ from penstock.protocol.process.flusher import Flusher
 from penstock.protocol.process.large_blocks import give_back_large_blocks
 from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.service import TICK_SECONDS, Service
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.wire.messages.membership import Phase
 
 
@@ -38,6 +39,7 @@ class AsyncService(Service):
         finally:
             self._state_file.remove()
             self.mailbox.close()
+            SPANS.end()
             logs.flush()
         return self.exit_code
 

@@ -9,6 +9,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.process import logs
 from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.service import TICK_SECONDS, Service
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.wire.messages.membership import Phase
 
 TURN_SECONDS = 0.001
@@ -54,6 +55,7 @@ class LoopService(Service):
             self.beats.stop()
             self._state_file.remove()
             self.mailbox.close()
+            SPANS.end()
             logs.flush()
         return self.exit_code
 

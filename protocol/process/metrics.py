@@ -1,171 +1,30 @@
-"""Every metric of every service, declared once, and the little that counts them.
+"""Counting what ``metric_declarations.py`` declares, and merging what processes have counted.
 
 A process keeps one ``Registry`` and puts ``registry.report()`` (absolute values) into its beats.
 The router keeps the newest report of each process and the total of the dead (``merge``); every
-frontend renders the same snapshot (``render``), so ``/metrics`` does not depend on which frontend
+frontend shows the same snapshot (``collect``), so ``/metrics`` does not depend on which frontend
 answers.
-
-The text format is Prometheus 0.0.4:
-https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
 """
 
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
+from penstock.protocol.process.metric_declarations import METRICS, Kind, Metric
 from penstock.protocol.wire.messages.membership import (
+    Exemplar,
     MetricSample,
     MetricsAnswer,
     MetricsReport,
 )
 
-PREFIX = "penstock:"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_SERIES = 512
 """Label combinations kept of one metric; further ones are counted under ``other``."""
-
-Kind = Literal["counter", "gauge", "histogram"]
-
-
-class Metric(msgspec.Struct, frozen=True):
-    """One metric. ``name`` lacks the prefix ``penstock:``, which only ``render`` adds."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    """Upper bounds of a histogram's buckets, ascending, without the infinite one."""
-    by_process: bool = False
-    """A gauge whose sum over processes says nothing: rendered with a ``process`` label."""
-    largest: bool = False
-    """A gauge of which the largest of all processes counts, not their sum."""
-
-
-_LATENCY = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_TOKEN_LATENCY = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02),
-    *(0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0),
-)
-_STEP_SECONDS = (0.0001, 0.0002, *_TOKEN_LATENCY, 10.0, 30.0)
-
-_DECLARED = (
-    # Engine (scheduler and worker).
-    Metric("num_requests_running", "gauge", "Sequences in the running batch."),
-    Metric("num_requests_waiting", "gauge", "Requests that wait for a place in the batch."),
-    Metric("kv_blocks_used", "gauge", "KV blocks that running sequences hold."),
-    Metric("kv_blocks_total", "gauge", "KV blocks in all."),
-    Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
-    Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
-    Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
-    Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
-    Metric("generation_tokens_total", "counter", "Tokens generated."),
-    Metric("steps_total", "counter", "Steps executed."),
-    Metric("step_seconds", "histogram", "Time of one step in the worker.", (), _STEP_SECONDS),
-    Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
-    Metric(
-        "spec_decode_draft_tokens_total",
-        "counter",
-        "Tokens that were drafted ahead and verified, by where they came from (own: the text "
-        "itself, finished: outputs of the tenant, grammar: forced) and by their place in the "
-        "draft, from 0.",
-        ("source", "position"),
-    ),
-    Metric(
-        "spec_decode_accepted_tokens_total",
-        "counter",
-        "Of them, those that the model drew too.",
-        ("source", "position"),
-    ),
-    Metric(
-        "spec_decode_saved_seconds",
-        "gauge",
-        "What steps with drafts would have taken longer without, by measured steps without.",
-    ),
-    Metric("failed_steps_total", "counter", "Steps that raised or never came back."),
-    # Requests on their way to an engine (router).
-    Metric(
-        "requests_placed_total",
-        "counter",
-        "Requests placed on one of several engines, by reason: prefix (it has cached some of the "
-        "prompt), load (those that have are too busy), room (none has).",
-        ("reason",),
-    ),
-    # Requests, as the client sees them (frontend).
-    Metric(
-        "time_to_first_token_seconds",
-        "histogram",
-        "From the arrival of a request to its first token.",
-        (),
-        _LATENCY,
-    ),
-    Metric(
-        "inter_token_latency_seconds",
-        "histogram",
-        "Time between two tokens of one choice.",
-        (),
-        _TOKEN_LATENCY,
-    ),
-    Metric(
-        "e2e_request_latency_seconds",
-        "histogram",
-        "From the arrival of a request to its last token.",
-        (),
-        _LATENCY,
-    ),
-    Metric(
-        "request_finished_total",
-        "counter",
-        "Choices that ended, by reason: stop, length, abort, error, rejected.",
-        ("reason",),
-    ),
-    Metric(
-        "http_requests_total",
-        "counter",
-        "Answers to requests, over HTTP and on WebSockets: one on a WebSocket counts under the "
-        "route and the status that HTTP would have given; 101 counts WebSockets that closed.",
-        ("route", "status"),
-    ),
-    Metric(
-        "grpc_requests_total",
-        "counter",
-        "Answers to calls over gRPC.",
-        ("method", "code"),
-    ),
-    Metric(
-        "requests_limited_total",
-        "counter",
-        "Requests that a limit of their key refused: requests or tokens a minute, tokens a day, "
-        "or concurrent ones.",
-        ("limit",),
-    ),
-    # Every service.
-    Metric("queue_depth", "gauge", "Requests that wait at a hop of the pipeline.", ("hop",)),
-    Metric(
-        "queue_age_seconds",
-        "gauge",
-        "How long what waits at a hop of the pipeline has waited, of the process where it waits "
-        "longest: at frontend for the event loop, at tokenizer for its event loop or to be "
-        "encoded, at router for a process to send it to, at scheduler to be started. model is "
-        "empty for frontends and the router.",
-        ("hop", "model"),
-        largest=True,
-    ),
-    Metric("continuations_total", "counter", "Requests continued after a loss.", ("service",)),
-    Metric("dropped_messages_total", "counter", "Messages dropped, by reason.", ("reason",)),
-    Metric("malformed_frames_total", "counter", "Frames that did not decode."),
-    Metric("outbox_bytes", "gauge", "Bytes that wait for slow peers.", by_process=True),
-)
-
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _DECLARED}
 
 
 class Counter:
@@ -198,12 +57,14 @@ class Gauge:
 class Histogram:
     """One series of observations, counted by bucket."""
 
-    __slots__ = ("_above", "_bucket", "_limits", "_most", "bounds", "counts", "total")
+    __slots__ = ("_above", "_bucket", "_limits", "_most", "bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """The newest traced observation of each bucket."""
         self._limits = (-math.inf, *bounds, math.inf)
         # Values that come together, as those of all rows of a step, mostly share a bucket.
         self._bucket = 0
@@ -216,6 +77,12 @@ class Histogram:
             self._above, self._most = self._limits[bucket], self._limits[bucket + 1]
         self.counts[self._bucket] += count
         self.total += value * count
+
+    def observe_traced(self, value: float, trace_id: str) -> None:
+        """Count ``value`` once; where it belongs to a trace, it becomes its bucket's example."""
+        self.observe(value)
+        if trace_id:
+            self.exemplars[self._bucket] = Exemplar(self._bucket, trace_id, value, time.time())
 
 
 Series = Counter | Gauge | Histogram
@@ -291,9 +158,10 @@ class Registry:
         for (name, labels), series in list(self._series.items()):
             if isinstance(series, Histogram):
                 values = [*map(float, series.counts), series.total]
+                examples = list(series.exemplars.values())
+                samples.append(MetricSample(name, list(labels), values, examples))
             else:
-                values = [float(series.value)]
-            samples.append(MetricSample(name, list(labels), values))
+                samples.append(MetricSample(name, list(labels), [float(series.value)]))
         return MetricsReport(samples)
 
 
@@ -309,39 +177,63 @@ def _usable(sample: MetricSample) -> Metric | None:
     return metric if len(sample.values) == _num_values(metric) else None
 
 
-_Table = dict[tuple[str, tuple[str, ...]], list[float]]
+class Totals(msgspec.Struct, gc=False):
+    """One series over several processes."""
+
+    values: list[float]
+    """As in ``MetricSample``."""
+    exemplars: dict[int, Exemplar]
+    """By bucket, the newest of each."""
 
 
-def _add(table: _Table, key: tuple[str, tuple[str, ...]], values: list[float]) -> None:
+Key = tuple[str, tuple[str, ...]]
+"""A metric's name and the values of its labels."""
+
+
+def _add(table: dict[Key, Totals], key: Key, sample: MetricSample) -> None:
     so_far = table.get(key)
     if so_far is None:
-        table[key] = list(values)
+        so_far = table[key] = Totals(list(sample.values), {})
     elif METRICS[key[0]].largest:
-        table[key] = list(map(max, so_far, values))
+        so_far.values = list(map(max, so_far.values, sample.values))
     else:
-        table[key] = [a + b for a, b in zip(so_far, values, strict=True)]
+        so_far.values = [a + b for a, b in zip(so_far.values, sample.values, strict=True)]
+    for one in sample.exemplars:
+        known = so_far.exemplars.get(one.bucket)
+        if known is None or known.at < one.at:
+            so_far.exemplars[one.bucket] = one
 
 
 def merge(reports: Iterable[MetricsReport]) -> MetricsReport:
     """One report in place of many: series with the same name and labels are summed, and of gauges
     declared ``largest`` the largest is taken.
 
-    Samples that do not fit their declaration are left out, and so are gauges declared
-    ``by_process``, whose sum says nothing. For the total of dead processes see also ``render``,
+    Samples that do not fit their declaration are left out, and so are metrics declared
+    ``by_process``, whose sum says nothing. For the total of dead processes see also ``collect``,
     which ignores their gauges.
     """
-    table: _Table = {}
+    table: dict[Key, Totals] = {}
     for report in reports:
         for sample in report.samples:
             metric = _usable(sample)
             if metric is not None and not metric.by_process:
-                _add(table, (sample.name, tuple(sample.labels)), sample.values)
-    return MetricsReport([MetricSample(n, list(labels), v) for (n, labels), v in table.items()])
+                _add(table, (sample.name, tuple(sample.labels)), sample)
+    return MetricsReport(
+        [
+            MetricSample(name, list(labels), total.values, list(total.exemplars.values()))
+            for (name, labels), total in table.items()
+        ]
+    )
 
 
-def _collect(answer: MetricsAnswer) -> dict[str, dict[tuple[str, ...], list[float]]]:
-    """Values by metric and label values; a ``by_process`` gauge has the process as last label."""
-    table: _Table = {}
+def collect(answer: MetricsAnswer) -> dict[str, dict[tuple[str, ...], Totals]]:
+    """Every declared metric: its series by label values, over all processes.
+
+    Counters and histograms are summed over processes, living and dead; gauges over the living, of
+    which only the largest counts where the metric says so. A metric ``by_process`` has the process
+    as its last label. One without labels that nobody reported yet is zero.
+    """
+    table: dict[Key, Totals] = {}
     for process in answer.processes:
         for sample in process.report.samples:
             metric = _usable(sample)
@@ -349,64 +241,12 @@ def _collect(answer: MetricsAnswer) -> dict[str, dict[tuple[str, ...], list[floa
                 continue  # a dead process holds nothing any more
             labels = tuple(sample.labels)
             if metric.by_process:
-                labels = (*labels, f"{process.service}-{process.incarnation:x}")
-            _add(table, (sample.name, labels), sample.values)
-    found: dict[str, dict[tuple[str, ...], list[float]]] = {}
-    for (name, labels), values in table.items():
-        found.setdefault(name, {})[labels] = values
-    return found
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _labels(names: tuple[str, ...], values: tuple[str, ...], bound: str = "") -> str:
-    pairs = [f'{n}="{_escape(v)}"' for n, v in zip(names, values, strict=True)]
-    if bound:
-        pairs.append(f'le="{bound}"')
-    return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-def _render_histogram(
-    metric: Metric, names: tuple[str, ...], labels: tuple[str, ...], values: list[float]
-) -> list[str]:
-    full = PREFIX + metric.name
-    lines = []
-    count = 0.0
-    bounds = (*map(str, metric.buckets), "+Inf")
-    for bound, in_bucket in zip(bounds, values[:-1], strict=True):
-        count += in_bucket
-        lines.append(f"{full}_bucket{_labels(names, labels, bound)} {_number(count)}")
-    lines.append(f"{full}_sum{_labels(names, labels)} {_number(values[-1])}")
-    lines.append(f"{full}_count{_labels(names, labels)} {_number(count)}")
-    return lines
-
-
-def render(answer: MetricsAnswer) -> bytes:
-    """Prometheus text for a snapshot of all processes.
-
-    Counters and histograms are summed over processes, living and dead; gauges over the living, of
-    which only the largest counts where the metric says so.
-    A metric without labels that nobody reported yet is rendered as zero.
-    """
-    found = _collect(answer)
-    lines: list[str] = []
+                labels = (*labels, f"{process.service}-{process.number}")
+            _add(table, (sample.name, labels), sample)
+    found: dict[str, dict[tuple[str, ...], Totals]] = {name: {} for name in METRICS}
+    for (name, labels), total in table.items():
+        found[name][labels] = total
     for metric in METRICS.values():
-        series = found.get(metric.name, {})
-        if not series and not metric.labels and not metric.by_process:
-            series = {(): [0.0] * _num_values(metric)}
-        full = PREFIX + metric.name
-        names = (*metric.labels, "process") if metric.by_process else metric.labels
-        lines.append(f"# HELP {full} {metric.help}")
-        lines.append(f"# TYPE {full} {metric.kind}")
-        for labels, values in sorted(series.items()):
-            if metric.kind == "histogram":
-                lines.extend(_render_histogram(metric, names, labels, values))
-            else:
-                lines.append(f"{full}{_labels(names, labels)} {_number(values[0])}")
-    return ("\n".join(lines) + "\n").encode()
+        if not found[metric.name] and not metric.labels and not metric.by_process:
+            found[metric.name][()] = Totals([0.0] * _num_values(metric), {})
+    return found

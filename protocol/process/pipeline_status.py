@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.protocol.process.metrics import METRICS, merge
+from penstock.protocol.process.metric_declarations import METRICS
+from penstock.protocol.process.metrics import merge
 from penstock.protocol.wire.messages.membership import MetricsAnswer, MetricsReport, Peer
 
 PIPELINE = ("frontend", "tokenizer", "router", "scheduler", "worker")
@@ -15,9 +16,11 @@ _WAITING_HOPS = ("router", "tokenizer", "scheduler")
 
 
 def _sum(report: MetricsReport, name: str, *labels: str) -> int:
-    """A counter or gauge without fraction; 0 where nobody has reported it."""
+    """A counter or gauge without fraction, over all labels behind these; 0 where nobody has
+    reported it."""
     wanted = list(labels)
-    return sum(int(s.values[0]) for s in report.samples if s.name == name and s.labels == wanted)
+    found = (s for s in report.samples if s.name == name)
+    return sum(int(s.values[0]) for s in found if s.labels[: len(wanted)] == wanted)
 
 
 def _living(answer: MetricsAnswer) -> dict[int, MetricsReport]:
@@ -37,7 +40,7 @@ def _load(peer: Peer, report: MetricsReport | None) -> int:
     if report is None:
         return 0
     if peer.service == "scheduler":
-        return _sum(report, "num_requests_running") + _sum(report, "num_requests_waiting")
+        return _sum(report, "requests_running") + _sum(report, "requests_waiting")
     return _sum(report, "queue_depth", peer.service)
 
 
@@ -96,11 +99,11 @@ def pipeline_status(answer: MetricsAnswer, members: list[Peer]) -> dict[str, Any
     now = merge(living.values())
     return {
         **_engine_facts(now),
-        "running": _sum(now, "num_requests_running"),
+        "running": _sum(now, "requests_running"),
         "waiting": sum(_sum(now, "queue_depth", hop) for hop in _WAITING_HOPS),
         "queue_depth": {hop: _sum(now, "queue_depth", hop) for hop in PIPELINE[:-1]},
         "kv_blocks_used": _sum(now, "kv_blocks_used"),
-        "kv_blocks_total": _sum(now, "kv_blocks_total"),
+        "kv_blocks_total": _sum(now, "kv_blocks"),
         "prefix_cache_query_tokens": _sum(everyone, "prefix_cache_query_tokens_total"),
         "prefix_cache_hit_tokens": _sum(everyone, "prefix_cache_hit_tokens_total"),
         "prompt_tokens": _sum(everyone, "prompt_tokens_total"),
@@ -108,7 +111,7 @@ def pipeline_status(answer: MetricsAnswer, members: list[Peer]) -> dict[str, Any
         "requests_finished": {
             sample.labels[0]: int(sample.values[0])
             for sample in everyone.samples
-            if sample.name == "request_finished_total"
+            if sample.name == "requests_finished_total"
         },
         "time_to_first_token_s": _spread(everyone, "time_to_first_token_seconds"),
         "inter_token_latency_s": _spread(everyone, "inter_token_latency_seconds"),

@@ -20,6 +20,7 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Ended, Participant
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.state_file import StateFile
 from penstock.protocol.process.trace import TRACE
 from penstock.protocol.wire.addresses import AddressError
@@ -32,6 +33,7 @@ from penstock.protocol.wire.security import CurveKeys
 
 _encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _unheard(complaint: str) -> None:
@@ -71,6 +73,15 @@ def port_range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def resident_bytes() -> float:
+    """Memory of this process that is in RAM; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as statm:
+            return float(int(statm.read(256).split()[1]) * _PAGE_BYTES)
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 class Service:
     """The common part: mailbox, membership, beats, signals."""
 
@@ -83,6 +94,8 @@ class Service:
         self.log = logs.set_up(
             self.name, config.observability.log_level, config.observability.log_format
         )
+        if config.observability.otel_traces:
+            self._begin_spans()
         self.faults = Faults(config.test.fault, self.name)
         self.mailbox = open_mailbox(
             config.cluster, self.name, watch=watch_disconnects, complain=self.log.warning
@@ -98,8 +111,15 @@ class Service:
         self.beats = BeatThread(self.participant, self.mailbox)
         self.exit_code = 0
         self._signals = 0
+        self._started_at = time.time()
         self._beaten_to = 0
         """Incarnation of the router that was last told of this process's phase at once."""
+
+    def _begin_spans(self) -> None:
+        try:
+            SPANS.begin(self.name)
+        except (ImportError, ValueError) as error:
+            self.log.error(f"no traces: {error}; see docs/traces.md")
 
     def identity(self) -> Identity:
         return Identity(os.getpid(), socket.gethostname())
@@ -115,8 +135,19 @@ class Service:
 
     def report(self, metrics: Registry) -> None:
         """Hand the newest counters to the beats."""
-        metrics.set("outbox_bytes", self.mailbox.outbox_bytes())
-        metrics.counter("malformed_frames_total").value = float(self.mailbox.malformed)
+        mailbox = self.mailbox
+        metrics.set("outbox_bytes", mailbox.outbox_bytes())
+        for name, value, *labels in (
+            ("malformed_frames_total", mailbox.malformed),
+            ("messages_sent_total", mailbox.sent, self.name),
+            ("sent_bytes_total", mailbox.sent_bytes, self.name),
+            ("dropped_messages_total", mailbox.refused, "unsent"),
+            ("process_cpu_seconds_total", time.process_time()),
+            ("process_loop_cpu_seconds_total", time.thread_time()),
+        ):
+            metrics.counter(name, *labels).value = float(value)
+        metrics.set("process_resident_memory_bytes", resident_bytes())
+        metrics.set("process_start_time_seconds", self._started_at)
         self.status.metrics = _encode(metrics.report())
 
     def _on_change(self, gone: dict[int, Peer]) -> None:

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 26
+PROTOCOL_VERSION = 29
 
 Message = (
     membership.Hello

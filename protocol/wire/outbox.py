@@ -117,6 +117,10 @@ class Sender:
         watch: int = 0,
     ) -> None:
         self.incarnation = incarnation
+        self.sent = 0
+        """Frames that went out or wait for their peer, …"""
+        self.sent_bytes = 0
+        """… and their length."""
         self.refused = 0
         """Frames dropped: the outbox was full, the frame too long or the address nonsense."""
         self._context = context
@@ -146,6 +150,8 @@ class Sender:
         if outbox is None or len(frame) > codec.MAX_FRAME_BYTES or not outbox.push(frame):
             self.refused += 1
             return False
+        self.sent += 1
+        self.sent_bytes += len(frame)
         if outbox.waiting:
             self._blocked[address] = outbox
         return True

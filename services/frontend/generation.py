@@ -12,12 +12,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.batches import BATCH_INPUTS, batch_end
 from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.meters import Meters
 from penstock.client.request_terms import Caller
+from penstock.protocol.process.spans import SPANS, OpenSpan
 from penstock.protocol.tasks import OF_FOLDERS
+from penstock.protocol.trace_context import trace_id
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
@@ -26,6 +30,7 @@ from penstock.services.frontend.keys.known_key import KnownKey
 from penstock.services.frontend.keys.limits import Admission
 from penstock.services.frontend.keys.standing import LimitReached, Standing
 from penstock.services.frontend.parse import GenerateRequest
+from penstock.services.frontend.request_span import begin_span, end_span
 
 LONGEST_PAUSE_SECONDS = 1.0
 """Until a request with a window asks again for room for its next prompt."""
@@ -90,7 +95,12 @@ class Generation(RequestProgress):
         self.answers: Sequence[Answer] = ()
         """Of all choices, prompt by prompt, once it was opened."""
         self._gateway = gateway
+        self._span: OpenSpan | None = None
+        if SPANS.on:
+            self._span = begin_span(request, caller.trace, caller.request_id, arrival)
+            caller = msgspec.structs.replace(caller, trace=self._span.traceparent)
         self.caller = caller
+        self.trace_id = trace_id(caller.trace)
         self.accepted_at = 0.0
         """When engines had all of its prompts; 0 before."""
         self.key = key
@@ -273,8 +283,11 @@ class Generation(RequestProgress):
             self._deadline.cancel()
             self.abandon()
             self._gate.history.ended(self)
+            self.meters.ended(self.usage, self.request.served, self.key.name)
             if self._admission is not None:
                 self._settle(self._admission)
+            if self._span is not None:
+                end_span(self._span, self)
 
     def _settle(self, admission: Admission) -> None:
         """Its key pays for the tokens that there were."""

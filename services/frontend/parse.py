@@ -134,15 +134,16 @@ def short_names(models: list[ServedModel]) -> dict[str, ServedModel]:
 
 
 def find_model(name: str | None, models: list[ServedModel]) -> tuple[ServedModel, str]:
-    """The model of that name and the name to answer with; None asks for the only one. A name
-    without what stands before its ``/`` is known too, where that is unambiguous.
+    """The model or adapter of that name and the name to answer with; None asks for the only model.
+    A name without what stands before its ``/`` is known too, where that is unambiguous.
 
     Raises ``UnknownModel``, ``NoModel``, and ``ApiError`` 400.
     """
     if not models:
         raise NoModel(name)
-    if name is None and len(models) == 1:
-        return models[0], models[0].name
+    bases = [one for one in models if not one.parent]
+    if name is None and len(bases) == 1:
+        return bases[0], bases[0].name
     for model in models:
         if name == model.name or name in model.aliases:
             return model, name

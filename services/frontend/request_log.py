@@ -39,6 +39,8 @@ def log_request(
     if route in QUIET_ROUTES or (generation is None and status < 400):
         return
     fields: dict[str, Any] = {"id": request_id, "route": route, "status": status}
+    if generation is not None:
+        trace = generation.trace_id or trace
     if trace:
         fields["trace"] = trace
     if generation is not None:

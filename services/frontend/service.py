@@ -190,6 +190,7 @@ class FrontendService(AsyncService):
         self.gateway.tick(now)
         self.metrics.set("queue_depth", len(self.gateway.ledger.open), "frontend")
         self.metrics.set("queue_age_seconds", self.loop_delay, "frontend", "")
+        self.gateway.report(self.metrics)
         self.report(self.metrics)
         if self._grpc is not None:
             self._grpc.health.look()

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from penstock import __version__
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.process import metrics
 from penstock.protocol.shown_values import show
 from penstock.protocol.tasks import GENERATE
 from penstock.services.frontend.bodies.responses import (
@@ -25,6 +24,7 @@ from penstock.services.frontend.context import CONTEXT, KEY, models_for
 from penstock.services.frontend.dialects.anthropic.headers import VERSION_HEADER
 from penstock.services.frontend.dialects.anthropic.models import model_info, model_infos
 from penstock.services.frontend.errors import ApiError
+from penstock.services.frontend.exposition import render
 from penstock.services.frontend.keys.known_key import KnownKey
 from penstock.services.frontend.keys.model_choice import of_its_own
 from penstock.services.frontend.parse import UnknownModel, find_model
@@ -43,6 +43,7 @@ def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
         id=name,
         created=created,
         root=model.name,
+        parent=model.parent or None,
         max_model_len=model.max_model_len,
         tasks=[*([GENERATE] if model.generates else []), *model.tasks],
     )
@@ -130,7 +131,8 @@ async def show_metrics(request: web.Request) -> web.Response:
             f"The router did not answer within {METRICS_TIMEOUT_S:.0f} s",
             kind="server_error",
         ) from None
-    return web.Response(body=metrics.render(answer), headers={"Content-Type": metrics.CONTENT_TYPE})
+    body, content_type = render(answer, request.headers.get(hdrs.ACCEPT, ""))
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 
 async def version(request: web.Request) -> web.Response:

@@ -284,14 +284,14 @@ def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
 
 
 def run_headless(config: Config) -> int:
-    """Serve the library: no frontends, the router's address on standard output once everything is
-    ready, and the end when standard input closes. The router is always one of its own. Returns the
-    exit code; raises as ``run`` does.
+    """Serve the library: no frontends, the router's address and the model's folder on standard
+    output once everything is ready, and the end when standard input closes. The router is always
+    one of its own. Returns the exit code; raises as ``run`` does.
     """
     config = _of_folder(config)
     alone = msgspec.structs.replace(config.cluster, router="")
     with _cluster(msgspec.structs.replace(config, cluster=alone)) as (cluster, log, members, _):
-        router = cluster.router
+        ready = f"penstock-ready {cluster.router}\t{config.model.model}"
         supervisor = Supervisor(
             make_children([msgspec.structs.replace(config, cluster=cluster)], None, os.environ).all,
             members,
@@ -300,7 +300,7 @@ def run_headless(config: Config) -> int:
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lambda label, phase, note: None,
             is_ready=lambda: True,
-            on_ready=lambda: print(f"penstock-ready {router}", flush=True),
+            on_ready=lambda: print(ready, flush=True),
             on_stop=lambda: None,
             lifeline=sys.stdin.fileno(),
         )

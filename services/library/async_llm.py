@@ -31,7 +31,7 @@ from penstock.services.library.prompts import (
     one_prompt,
     tools_of,
 )
-from penstock.services.library.requests import Terms, asked_of, work_of
+from penstock.services.library.requests import Terms, asked_of, task_work, work_of
 from penstock.services.library.results import (
     OutputKind,
     aborted_output,
@@ -202,9 +202,7 @@ class AsyncLLM(AsyncPooledCalls):
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, with the special tokens that the model wants around a prompt."""
         _, ready = one_prompt(text)
-        work = work_of(ready, SamplingParams())
-        head = msgspec.structs.replace(work.head, task=TOKENIZE)
-        done = await self._whole(msgspec.structs.replace(work, head=head), "")
+        done = await self._whole(task_work(TOKENIZE, work_of(ready, SamplingParams())), "")
         return ids_of(done.answers[0])
 
     async def _whole(self, work: Work, request_id: str) -> Submission:

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
+from penstock.protocol.model_info import read_model_info
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import OutputFormat, Prompt, Work, prompts_of
+from penstock.services.library.beam_calls import BeamCalls
 from penstock.services.library.local_pipeline import LocalPipeline
 from penstock.services.library.member import MAX_OPEN, RETRY_SECONDS, Submission
 from penstock.services.library.outputs import RequestOutput
@@ -25,7 +27,13 @@ from penstock.services.library.prompts import (
     messages_of,
     tools_of,
 )
-from penstock.services.library.requests import Asked, Terms, all_asked, spread, work_of
+from penstock.services.library.requests import (
+    Asked,
+    Terms,
+    all_asked,
+    spread,
+    work_of,
+)
 from penstock.services.library.results import check, output_of, wants_retry
 
 _PUMP_SECONDS = 0.05
@@ -33,7 +41,7 @@ REFUSED_BURST = 64
 """So many are sent at once when some were refused for want of room."""
 
 
-class LLM(PooledCalls, LocalPipeline):
+class LLM(BeamCalls, PooledCalls, LocalPipeline):
     """A model behind the pipeline's processes, without HTTP.
 
     ``LLM(model, max_num_seqs=128, …)`` takes the settings of ``penstock serve`` by their names, but
@@ -122,6 +130,12 @@ class LLM(PooledCalls, LocalPipeline):
 
     def _labels(self) -> list[str]:
         return self._client.capacity.labels
+
+    def _longest(self) -> int:
+        return self._client.capacity.max_model_len
+
+    def _end_tokens(self) -> list[int]:
+        return read_model_info(self._server.folder).eos_token_ids
 
     def _submitted(
         self, works: Iterable[Work], count: int, progress: bool | None, max_open: int

@@ -22,6 +22,7 @@ from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.process.service import open_mailbox
+from penstock.protocol.shown_values import show
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Phase
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work, prompts_of
@@ -167,6 +168,7 @@ class Member:
         if (refused := self._refusal(head)) is not None:
             sink.on_rejected(refused)
             return submission
+        work = self._adapted(work)
         submission.id = self.ledger.submit(work, sink, now)
         submission.request = self.ledger.open.get(submission.id)
         return submission
@@ -174,11 +176,24 @@ class Member:
     def _refusal(self, head: RequestHead) -> Rejected | None:
         """Of a request for what the engine does not do, once it is known what it does."""
         capacity = self.capacity
+        names = {one.name for one in capacity.adapters}
+        if head.adapter and capacity.max_model_len and head.adapter not in names:
+            known = ", ".join(map(show, sorted(names))) or "none"
+            reason = f"the adapter {show(head.adapter)} does not exist; loaded are: {known}"
+            return Rejected(0, 0, 404, "not_found_error", reason, param="adapter")
         if not capacity.max_model_len or (head.task == GENERATE and capacity.generates):
             return None
         sizes = capacity.max_model_len, capacity.vocab_size
         served = ServedModel(self.model, [], *sizes, capacity.tasks, capacity.generates)
         return task_refusal(head, [served])
+
+    def _adapted(self, work: Work) -> Work:
+        """The request with the digest of its adapter instead of the name."""
+        digests = {one.name: one.digest for one in self.capacity.adapters}
+        if not work.head.adapter:
+            return work
+        head = msgspec.structs.replace(work.head, adapter=digests.get(work.head.adapter, ""))
+        return msgspec.structs.replace(work, head=head)
 
     def take_messages(self) -> None:
         """Handle all that is in the inbox. Raises ``Ended`` when fenced."""

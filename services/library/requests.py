@@ -10,6 +10,7 @@ import msgspec
 from penstock.client.request_terms import (
     DEFAULT_TERMS,
     Caller,
+    Label,
     Priority,
     RequestTerms,
     Salt,
@@ -31,7 +32,7 @@ from penstock.protocol.wire.messages.requests import ChoiceState, OutputFormat, 
 _FOREIGN = ForeignNames(
     {"timeout": "deadline_s", "timeout_s": "deadline_s", "tenant": "user", "use_tqdm": "progress"},
     {
-        "lora_request": "adapters are not supported yet",
+        "lora_request": "adapter=NAME names one of those that lora=['NAME=FOLDER'] loads",
         "tokenization_kwargs": "SamplingParams has truncate_prompt_tokens",
         "data_parallel_rank": "the router chooses the engine",
         "arrival_time": "a request arrives when it is added",
@@ -42,6 +43,8 @@ _FOREIGN = ForeignNames(
 class Terms(TypedDict, total=False):
     """What may be said of a request beside its prompt and its parameters."""
 
+    adapter: str
+    """Name of the adapter that is added to the model; empty: none."""
     user: str
     """Whose it is, for the policy ``fair`` and the shares of a full server."""
     cache_salt: str
@@ -63,7 +66,8 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 _TYPES = {
-    "user": User, "cache_salt": Salt, "deadline_s": Seconds, "speculation": Speculation,
+    "adapter": Label, "user": User, "cache_salt": Salt, "deadline_s": Seconds,
+    "speculation": Speculation,
 }  # fmt: skip
 _NAMES = (*_TYPES, "trace_headers")
 _OTHERS = ("priority", "progress")
@@ -150,6 +154,11 @@ def work_of(
         time_left=asked.terms.deadline_s,
     )
     return Work(head, prompt, checked, choices, output)
+
+
+def task_work(task: str, work: Work) -> Work:
+    """The same for another task than to generate."""
+    return msgspec.structs.replace(work, head=msgspec.structs.replace(work.head, task=task))
 
 
 def _first_fault(params: SamplingParams) -> str:

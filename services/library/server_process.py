@@ -21,7 +21,7 @@ from penstock.protocol.model_hub import find_model, is_hub_name
 from penstock.protocol.model_info import BadModelFolder
 
 READY_WORD = "penstock-ready"
-"""First word of the line that names the router's address."""
+"""First word of the line that names the router's address and, behind a tab, the model's folder."""
 GROUPS = (
     *("model", "cache", "scheduler", "speculation", "device", "loading"),
     *("cluster", "launch", "observability", "test"),
@@ -81,6 +81,8 @@ class ServerProcess:
         """Downloads a model that is named as on the hub first. Raises ``ServerFailed``,
         ``ConfigError`` and ``TypeError``."""
         arguments_for(settings, caller)
+        self.folder = ""
+        """The model's, once it is ready."""
         arguments = arguments_for({"log_level": "warning", **_with_folder(settings)}, caller)
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115, closed in close()
         self.process = subprocess.Popen(
@@ -99,8 +101,9 @@ class ServerProcess:
         if output is None:
             raise ServerFailed("the server's output cannot be read")
         for line in output:
-            word, _, router = line.decode().strip().partition(" ")
+            word, _, told = line.decode().rstrip("\n").partition(" ")
             if word == READY_WORD:
+                router, _, self.folder = told.partition("\t")
                 return router
         code = self.process.wait()
         said = self.last_words()

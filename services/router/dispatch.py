@@ -7,9 +7,11 @@ where nobody was ever ready, and where no engine does its task. The router never
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from penstock.protocol.ownership.tombstones import Tombstones
+from penstock.protocol.process.spans import SPANS, Attributes
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.messages.requests import (
@@ -78,6 +80,9 @@ class Dispatcher:
         if member is None:
             self._wait_or_reject(message, service, now)
             return
+        if message.trace:
+            facts: Attributes = {"penstock.to": member.name, "penstock.attempt": message.attempt}
+            SPANS.record("route", message.trace, self.held.since(key, now), time.monotonic(), facts)
         self.held.release(key)
         self.placement.placed(key, message.attempt, member, now, prefix, choices)
         if self._send(member.address, message):

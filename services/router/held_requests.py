@@ -74,6 +74,11 @@ class HeldRequests:
             (now - self._held[next(iter(keys))][1] for keys in self._waiting.values()), default=0.0
         )
 
+    def since(self, key: Key, now: float) -> float:
+        """Since when a request has waited; ``now`` for one that does not."""
+        found = self._held.get(key)
+        return found[1] if found is not None else now
+
     def targets(self) -> list[Target]:
         """What requests wait for."""
         return list(self._waiting)

@@ -41,11 +41,13 @@ class Member:
     __slots__ = (
         "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
         "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
-        "metrics", "note", "phase", "recent", "repaired_at", "routed", "said", "service", "slots",
-        "told", "unloading", "was_ready",
+        "metrics", "note", "number", "phase", "recent", "repaired_at", "routed", "said", "service",
+        "slots", "told", "unloading", "was_ready",
     )  # fmt: skip
 
-    def __init__(self, hello: Hello, identity: Identity, now: float) -> None:
+    def __init__(self, hello: Hello, identity: Identity, now: float, number: int = 0) -> None:
+        """``number``: which of its service's living processes it is, from 0 on."""
+        self.number = number
         self.service = hello.service
         self.address = hello.address
         self.incarnation = hello.incarnation
@@ -83,6 +85,11 @@ class Member:
         self.due = 0
         """Version that it had been sent when it last beat: the next beat should say it."""
         self.repaired_at = -REPAIR_SECONDS
+
+    @property
+    def name(self) -> str:
+        """As metrics and spans call it."""
+        return f"{self.service}-{self.number}"
 
     @property
     def silence_limit(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -68,6 +70,8 @@ class Roster:
         self._forget = forget
         self._log = log
         self._dead: dict[str, MetricsReport] = {}
+        self.lost_of: Counter[str] = Counter()
+        """How many processes of each service were ever lost."""
         self.models = ServedModels()
         self._ready: dict[tuple[str, str, str], ReadyMembers] = {}
         self._changed: set[int] = set()
@@ -136,13 +140,18 @@ class Roster:
             )
             self._refuse(hello, reason, remedy)
             return
-        self.members[hello.incarnation] = Member(hello, identity, now)
+        self.members[hello.incarnation] = Member(hello, identity, now, self._number(hello.service))
         self._ready.clear()
         self._log("debug", f"{hello.service} joined (pid {identity.pid} on {identity.host})")
         self._changed.add(hello.incarnation)
         if hello.service == "scheduler":
             self.models.engine_named(identity)
         self._name_members()
+
+    def _number(self, service: str) -> int:
+        """The first number that no living process of the service has."""
+        taken = {member.number for member in self.members.values() if member.service == service}
+        return next(number for number in itertools.count() if number not in taken)
 
     def _name_members(self) -> None:
         """Give each member the name that a scheduler has for its files."""
@@ -262,6 +271,7 @@ class Roster:
     def bury(self, member: Member, cause: str) -> None:
         """Declare a process lost: from now on it is fenced."""
         self._log("warning", f"{member.service} lost (pid {member.identity.pid}): {cause}")
+        self.lost_of[member.service] += 1
         self.lost.append(member.incarnation)
         del self.lost[:-MAX_LOST]
         self._lost_since.append(member.incarnation)
@@ -337,9 +347,13 @@ class Roster:
         )
         member.told = self.version if self._send(member.address, whole) else 0
 
+    def phases(self) -> Counter[tuple[str, str]]:
+        """How many processes there are of each service in each phase."""
+        return Counter((member.service, member.phase) for member in self.members.values())
+
     def metrics(self) -> list[ProcessMetrics]:
         living = [
-            ProcessMetrics(member.service, member.incarnation, member.report())
+            ProcessMetrics(member.service, member.incarnation, member.report(), member.number)
             for member in self.members.values()
         ]
         dead = [ProcessMetrics(service, 0, report) for service, report in self._dead.items()]

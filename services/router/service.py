@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from penstock import __version__
 from penstock.protocol.config import Config
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
@@ -21,6 +22,9 @@ from penstock.protocol.wire.messages.requests import Cancel, Enqueue, Submit
 from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker")
+PHASES = (Phase.STARTING, Phase.LOADING, Phase.READY, Phase.DRAINING)
+
 
 class RouterService(AsyncService):
     """Members, beats, requests. It is a member of its own roster like everybody else."""
@@ -30,6 +34,7 @@ class RouterService(AsyncService):
     def __init__(self, config: Config) -> None:
         super().__init__(config, watch_disconnects=True)
         self.metrics = Registry()
+        self.metrics.set("build_info", 1, __version__)
         mailbox = self.mailbox
         self.roster = Roster(
             mailbox.incarnation, mailbox.send, mailbox.send_last, mailbox.forget, self._note
@@ -72,6 +77,15 @@ class RouterService(AsyncService):
     def after_messages(self, now: float) -> None:
         self.roster.publish(now)
 
+    def _count_members(self) -> None:
+        """Services and phases of which there is nobody count zero: alerts ask for them."""
+        phases = self.roster.phases()
+        for service in SERVICES:
+            for phase in PHASES:
+                self.metrics.set("processes", phases[service, phase], service, phase)
+            lost = self.metrics.counter("processes_lost_total", service)
+            lost.value = float(self.roster.lost_of[service])
+
     def on_tick(self, now: float) -> None:
         for address in self.mailbox.disconnected():
             self.roster.disconnected(address, now)
@@ -80,6 +94,7 @@ class RouterService(AsyncService):
         self.roster.publish(now)
         self.metrics.set("queue_depth", len(self.dispatcher.held), "router")
         self.metrics.set("queue_age_seconds", self.dispatcher.held.age(now), "router", "")
+        self._count_members()
         for chosen_by, count in self.dispatcher.placement.placed_by.items():
             self.metrics.counter("requests_placed_total", chosen_by).value = float(count)
         self.report(self.metrics)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
@@ -119,11 +121,26 @@ def overloaded(request_id: int, attempt: int, reason: str) -> Rejected:
     )
 
 
-def not_done_here(request_id: int, attempt: int, task: str, done: Iterable[str]) -> Rejected:
-    """The answer to a request that another engine should have got: the router looks to it, but a
-    worker may have come back with other tasks since."""
-    reason = f"this engine does not do the task {task!r}; it does: {', '.join(done)}"
-    return overloaded(request_id, attempt, reason)
+class Offers(NamedTuple):
+    """What an engine can do for requests; ``None``: anything."""
+
+    tasks: Collection[str] | None = None
+    """To generate included."""
+    adapters: Collection[str] | None = None
+    """Digests of those that are loaded."""
+
+    def lacks(self, head: RequestHead) -> str:
+        """Why a request should have gone to another engine, in words; empty: it should not. The
+        router looks to it, but a worker may have come back with other tasks since."""
+        if self.tasks is not None and head.task not in self.tasks:
+            done = ", ".join(self.tasks)
+            return f"this engine does not do the task {head.task!r}; it does: {done}"
+        if head.adapter and self.adapters is not None and head.adapter not in self.adapters:
+            return "this engine has not loaded the adapter, or has another one of that name"
+        return ""
+
+
+ANYTHING = Offers()
 
 
 def make_request(
@@ -150,6 +167,7 @@ def make_request(
         head=head,
         owner=owner,
         arrival=now - head.age,
+        queued_at=now,
         deadline=None if head.time_left is None else now + head.time_left,
         stop_ids=frozenset(work.stop_ids if max_output else ()),
         root=chain_root(head),
@@ -163,6 +181,7 @@ def make_request(
         corpus=b"" if work.lengths or head.task != GENERATE else _corpus(head),
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
+        trace=SPANS.wanted(head.trace),
     )
 
 

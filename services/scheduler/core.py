@@ -10,7 +10,7 @@ result shows a stop, the token that step *k+1* draws for that sequence is thrown
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
@@ -21,12 +21,13 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.protocol.wire.messages.tokens import TokenBatch
 from penstock.services.scheduler.admission import (
+    ANYTHING,
+    Offers,
     Unservable,
     UsableSlots,
     WaitingRoom,
     make_request,
     make_sequences,
-    not_done_here,
     overloaded,
 )
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
@@ -44,7 +45,7 @@ from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
-from penstock.services.scheduler.sequence import Request
+from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters, SchedulerStats
 
 Batches = list[tuple[str, TokenBatch]]
@@ -72,14 +73,14 @@ class SchedulerCore:
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
         engine: str = "",
-        tasks: Collection[str] | None = None,
+        offers: Offers = ANYTHING,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
-        request ran. ``tasks``: those that the worker does, to generate included; ``None``: any."""
+        request ran. ``offers``: what the worker can do."""
         self.limits = limits
-        self._tasks = tasks
+        self.offers = offers
         self.epoch = epoch
         self.counters = Counters()
         self._policy = policy
@@ -92,6 +93,8 @@ class SchedulerCore:
         self._rows.engine = engine
         self._shape = shape
         self._prefill_budget = PrefillBudget(shape)
+        self.on_step: Callable[[int, int], None] = lambda sequences, tokens: None
+        """Hears of each executed step: its sequences, and the tokens that it computed."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
@@ -119,9 +122,9 @@ class SchedulerCore:
             if attempt <= known.attempt:
                 return None
             self._sequences.drop(known)
-        if self._tasks is not None and work.head.task not in self._tasks:
+        if reason := self.offers.lacks(work.head):
             self.counters.rejected_requests += 1
-            return not_done_here(request_id, attempt, work.head.task, self._tasks)
+            return overloaded(request_id, attempt, reason)
         try:
             request = make_request(request_id, attempt, owner, work, now, self.limits)
             sequences = make_sequences(request, work, self.limits, self._numbers)
@@ -187,9 +190,9 @@ class SchedulerCore:
         """(id, attempt) of every open request of an owner."""
         return [(request.id, request.attempt) for request in self._requests.of(owner)]
 
-    def not_done_by(self, tasks: Collection[str]) -> list[int]:
-        """Ids of the open requests for other tasks than these."""
-        return [one.id for one in self._requests if one.head.task not in tasks]
+    def not_done_by(self, offers: Offers) -> list[int]:
+        """Ids of the open requests that want anything else."""
+        return [one.id for one in self._requests if offers.lacks(one.head)]
 
     def failures(self, request_id: int) -> int:
         """Steps that failed with an open request since its last token, over all its choices."""
@@ -268,6 +271,7 @@ class SchedulerCore:
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
+        self.on_step(step.num_decoding + len(step.chunks), step.num_decoding + step.num_prefilled)
         self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         return self._rows.drain()
@@ -291,9 +295,9 @@ class SchedulerCore:
 
     @crash_only
     def restart(
-        self, epoch: int, limits: Limits | None = None, tasks: Collection[str] | None = None
+        self, epoch: int, limits: Limits | None = None, offers: Offers = ANYTHING
     ) -> Batches:
-        """A worker begins a new epoch with an empty cache, perhaps with other limits and tasks.
+        """A worker begins a new epoch with an empty cache, perhaps with other limits and offers.
 
         What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
         an error.
@@ -301,7 +305,7 @@ class SchedulerCore:
         self._failures.worker_ended()
         self.epoch = epoch
         self._in_flight.new_epoch()
-        self._tasks = tasks
+        self.offers = offers
         if limits is not None:
             self.limits = limits
             whole = limits.task_prompts == "whole"
@@ -316,6 +320,10 @@ class SchedulerCore:
         """Tell of each sequence that ends by a fault of the server, for the log."""
         self._sequences.on_fault = on_fault
 
+    def follow_ends(self, on_closed: Callable[[Sequence], None]) -> None:
+        """Tell of each sequence that is over, whatever ended it."""
+        self._sequences.on_closed = on_closed
+
     # Looking in.
 
     @crash_only
@@ -324,6 +332,7 @@ class SchedulerCore:
         return SchedulerStats(
             running=len(self._planner.batch),
             waiting=len(self._waiting) + self._waiting.num_put_off,
+            waiting_for=self._waiting.by_reason(),
             waiting_requests=self._waiting.num_requests,
             open_requests=len(self._requests),
             blocks_total=blocks.num_blocks,

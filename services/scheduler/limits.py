@@ -11,8 +11,8 @@ BLOCK_BYTES = 5
 """Bytes that a block's number takes in a plan, at most."""
 MOST_CHARACTER_BYTES = 4
 SLOT_BYTES = 224
-"""Bytes that a new slot and its chunk take in a plan, at most, without tokens, blocks, sampling and
-task."""
+"""Bytes that a new slot and its chunk take in a plan, at most, without tokens, blocks, sampling,
+task and trace."""
 MOST_ROW_TOKENS = 255
 """Tokens of a row of a result, at most: one byte counts them."""
 MAX_SEQUENCE_TOKENS = 4 * 1024 * 1024

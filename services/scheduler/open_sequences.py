@@ -26,6 +26,8 @@ class OpenSequences:
         self.rows = TokenRows()
         self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
         """Hears of each sequence that ends by a fault of the server, for the log."""
+        self.on_closed: Callable[[Sequence], None] = lambda sequence: None
+        """Hears of each sequence that is over, whatever ended it."""
 
     def register(self, request: Request, sequences: list[Sequence]) -> None:
         """Let sequences wait, those that their output already ends excepted. The request is open
@@ -88,6 +90,7 @@ class OpenSequences:
             self.planner.batch.release(sequence)
         self.waiting.remove(sequence)
         sequence.finished = True
+        self.on_closed(sequence)
         request = sequence.request
         del request.open[sequence.choice]
         if not request.open:

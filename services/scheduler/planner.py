@@ -319,6 +319,7 @@ class Planner:
         request = sequence.request
         start = hits.length * self.limits.block_size
         size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
+        size += 2 + len(request.trace)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
         if self._reads_output(request):
             start = self._sent_from(sequence, start)
@@ -336,6 +337,7 @@ class Planner:
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
+            sequence.started_at = step.now
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
         start, prompt = sequence.num_computed, -1
         if self._reads_output(sequence.request):
@@ -356,6 +358,8 @@ class Planner:
                 prompt=prompt,
                 task=sequence.request.head.task if sequence.request.has_task else "",
                 second=sequence.second,
+                adapter=sequence.request.head.adapter,
+                trace=sequence.request.trace,
                 most=sequence.max_len if self._row_tokens > 1 else 0,
                 corpus=sequence.request.corpus if self._row_tokens > 1 else b"",
             )

@@ -24,6 +24,8 @@ class ResultReader:
         self._failures = failures
         self._rows = sequences.rows
         self.max_row_tokens = 1
+        self._now = 0.0
+        """When the result that is being read came."""
 
     def is_whole(self, step: Step, result: StepResult) -> bool:
         """Whether a result brings tokens for the rows of its step, as many as they can have."""
@@ -38,6 +40,7 @@ class ResultReader:
 
     def take(self, step: Step, result: StepResult, now: float) -> int:
         """Take the rows of a whole result. Returns how many tokens belong to answers."""
+        self._now = now
         for chunk in result.prompt_logprobs:
             if (prefilled := step.prompts.get(chunk.slot)) is not None:
                 prefilled.prompt_logprobs.add(chunk.start, chunk.tokens)
@@ -96,7 +99,7 @@ class ResultReader:
         tokens.append(token)
         known = len(tokens)
         if not sequence.trusted:
-            sequence.trust()
+            self._trust(sequence)
         if token in sequence.request.stop_ids:
             self._rows.token(sequence, token, EndReason.STOP, token, logprobs)
             self._sequences.finish(sequence)
@@ -114,6 +117,11 @@ class ResultReader:
         else:
             self._rows.token(sequence, token, None, None, logprobs)
         return True
+
+    def _trust(self, sequence: Sequence) -> None:
+        sequence.trust()
+        if not sequence.first_token_at:
+            sequence.first_token_at = self._now
 
     def _extend(
         self,
@@ -139,7 +147,7 @@ class ResultReader:
                 break
         sequence.tokens.extend(kept)
         if not sequence.trusted:
-            sequence.trust()
+            self._trust(sequence)
         reason = EndReason.STOP if stop is not None else None
         is_full = reason is None and len(kept) == room
         if is_full and not sequence.is_cut:

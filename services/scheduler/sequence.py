@@ -75,6 +75,10 @@ class Request:
     open: dict[int, Sequence] = field(default_factory=dict)
     """Sequences that have not ended, by choice."""
     num_waiting: int = 0
+    queued_at: float = 0.0
+    """When it came to this scheduler, in its monotonic seconds."""
+    trace: str = ""
+    """``head.trace``, where spans are recorded and it is sampled."""
     deadline_key: QueueKey | None = None
 
 
@@ -154,6 +158,10 @@ class Sequence:
     """Positions taken from the prefix cache when it last got its slot."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it first ran; -1: never ran."""
+    started_at: float = 0.0
+    """When it first ran, in the scheduler's monotonic seconds; 0: never ran."""
+    first_token_at: float = 0.0
+    """When it had its first token here; 0: has none."""
     queued_s: float = 0.0
     """Seconds from the request's arrival until it first ran."""
     accepted_drafts: int = 0

@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Collection
 
 import msgspec
 
@@ -14,18 +13,20 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.process.loop_service import LoopService
-from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.metrics import Counter, Registry
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
+from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.meters import EngineMeters
 from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
@@ -67,6 +68,7 @@ class SchedulerService(LoopService):
         self._plan_at = 0.0
         self._idle_check = IdleCheck()
         self._model = config.model.names()[0]
+        self._meters = EngineMeters(self.metrics, self._model)
 
     def identity(self) -> Identity:
         names = self.config.model.names()
@@ -106,7 +108,9 @@ class SchedulerService(LoopService):
             tasks=whole.tasks,
             generates=whole.generates,
             labels=whole.labels,
+            adapters=whole.adapters,
         )
+        offers = Offers(capacity.done, frozenset(one.digest for one in whole.adapters))
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
@@ -120,25 +124,27 @@ class SchedulerService(LoopService):
                 shape=whole.shape,
                 num_ranks=config.cluster.world_size,
                 engine=config.cluster.engine,
-                tasks=capacity.done,
+                offers=offers,
             )
             self.core.follow_faults(self._on_fault)
+            self._meters.follow(self.core)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
         else:
-            self._hand_over_others(self.core, capacity.done)
-            self._hand_out(self.core.restart(self.group.epoch, limits, capacity.done))
+            self._hand_over_others(self.core, offers)
+            self._hand_out(self.core.restart(self.group.epoch, limits, offers))
         self.status.capacity = capacity
         if self._draining_since is None:
             self.set_phase(Phase.READY)
 
-    def _hand_over_others(self, core: SchedulerCore, tasks: Collection[str]) -> None:
+    def _hand_over_others(self, core: SchedulerCore, offers: Offers) -> None:
         """Give back what the next worker does not do: another engine may, or one to come."""
-        if self.ledger is not None and (others := core.not_done_by(tasks)):
+        if self.ledger is not None and (others := core.not_done_by(offers)):
             self.log.warning(
-                f"the next worker does only {', '.join(tasks)}; {len(others)} open requests for "
-                "other tasks go back to find another engine"
+                f"the next worker does only {', '.join(offers.tasks or ())} and has "
+                f"{len(offers.adapters or ())} adapters; {len(others)} open requests for other "
+                "tasks or adapters go back to find another engine"
             )
             self.ledger.hand_over(frozenset(others))
 
@@ -209,17 +215,17 @@ class SchedulerService(LoopService):
         self.status.load = core.open_sequences  # a beat may be due at any moment
         if not self.group.attached:
             return
+        meters = self._meters
         batches: list[Batches] = []
         answers, self._answers = self._answers, []
         if self._failed_beside:
             answers += self._take_failed_beside(core, len(answers))
         for answer in answers:
             if isinstance(answer, StepResult):
-                self.metrics.observe("step_seconds", answer.seconds)
-                began = time.monotonic_ns() if TRACE.on else 0
+                meters.step_seconds(answer.seconds)
+                began = time.monotonic_ns()
                 batches.append(core.apply(answer, now))
-                if began:
-                    TRACE.add(APPLY, began, answer.step)
+                _add_part(meters.take, APPLY, began, answer.step)
             else:
                 failed = core.counters.failed_steps
                 batches.append(core.fail(answer, now))
@@ -230,24 +236,20 @@ class SchedulerService(LoopService):
             if not core.awaits_results:
                 self._plans.clear()
         while now >= self._plan_at:
-            began = time.monotonic_ns() if TRACE.on else 0
+            began = time.monotonic_ns()
             if (plan := core.plan(now)) is None:
                 break
-            if began:
-                TRACE.add(PLAN, began, plan.step)
-                began = time.monotonic_ns()
+            began = _add_part(meters.plan, PLAN, began, plan.step)
             self.faults.at("step")
             if not self._plans.send(plan, now):
                 batches.append(self._unsent(core, plan, now))
-            if began:
-                TRACE.add(SEND_PLAN, began, plan.step)
+            _add_part(meters.send, SEND_PLAN, began, plan.step)
         if ended := core.drain():
             batches.append(ended)
         for batch in batches:
-            began = time.monotonic_ns() if TRACE.on else 0
+            began = time.monotonic_ns()
             self._hand_out(batch)
-            if began:
-                TRACE.add(HAND_OUT, began, len(batch))
+            _add_part(meters.hand_out, HAND_OUT, began, len(batch))
 
     def _take_failed_beside(self, core: SchedulerCore, answered: int) -> list[StepFailed]:
         """Failures of other ranks whose turn it is when so many more steps are answered: before
@@ -290,25 +292,9 @@ class SchedulerService(LoopService):
         self.report(self.metrics)
 
     def _report(self, core: SchedulerCore, now: float) -> None:
-        stats, metrics = core.stats(), self.metrics
+        stats = core.stats()
         self._rate_line.look(stats, now)
-        counters = stats.counters
-        metrics.set("num_requests_running", stats.running)
-        metrics.set("num_requests_waiting", stats.waiting)
-        metrics.set("kv_blocks_used", stats.blocks_used)
-        metrics.set("kv_blocks_total", stats.blocks_total)
-        metrics.set("queue_depth", stats.waiting, "scheduler")
-        metrics.set("queue_age_seconds", core.queue_age(now), "scheduler", self._model)
-        for name, value in (
-            ("prefix_cache_query_tokens_total", counters.prefix_query_tokens),
-            ("prefix_cache_hit_tokens_total", counters.prefix_hit_tokens),
-            ("preemptions_total", counters.preemptions),
-            ("prompt_tokens_total", counters.prompt_tokens),
-            ("generation_tokens_total", counters.generated_tokens),
-            ("steps_total", counters.steps),
-            ("failed_steps_total", counters.failed_steps),
-        ):
-            metrics.counter(name).value = float(value)
+        self._meters.report(stats, core.queue_age(now))
 
     def on_drain(self) -> None:
         if self.ledger is not None:
@@ -316,6 +302,15 @@ class SchedulerService(LoopService):
 
     def drained(self) -> bool:
         return self.core is None or not self.core.stats().open_requests
+
+
+def _add_part(part: Counter, name: int, began: int, number: int) -> int:
+    """Count a part of a step that is over now, also for a recording; returns when that is."""
+    ended = time.monotonic_ns()
+    part.value += (ended - began) * 1e-9
+    if TRACE.on:
+        TRACE.add(name, began, number, ended=ended)
+    return ended
 
 
 def _not_ready(message: Enqueue) -> Rejected:

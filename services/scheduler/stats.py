@@ -32,6 +32,8 @@ class SchedulerStats:
     """Sequences that hold a slot."""
     waiting: int
     """Sequences that wait for one."""
+    waiting_for: dict[str, int]
+    """The same by reason; see ``WaitingQueue.by_reason``."""
     waiting_requests: int
     open_requests: int
     blocks_total: int

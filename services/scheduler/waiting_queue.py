@@ -47,6 +47,11 @@ class WaitingQueue:
         """When the first of those that are put off may start. Raises ``IndexError`` for none."""
         return self._put_off.first_key()[0]
 
+    def by_reason(self) -> dict[str, int]:
+        """How many sequences wait, by why they do."""
+        suspect, resumed, new = map(len, self._ranks)
+        return {"new": new, "resumed": resumed, "grammar": self.num_put_off, "suspect": suspect}
+
     def put_off(self, sequence: Sequence, until: float) -> None:
         """Let a sequence wait, and not start before ``until``, monotonic seconds."""
         self._enter(sequence)

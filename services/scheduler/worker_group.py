@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 from penstock.protocol.wire.messages.membership import Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, Attached, StepPlan
 from penstock.services.scheduler.limits import Limits
@@ -139,6 +139,8 @@ class WorkerGroup:
             pairs.append(("model's files (fingerprint)", first.fingerprint, other.fingerprint))
             pairs.append(("tasks", _names(answers[0].tasks), _names(answers[rank].tasks)))
             pairs.append(("generation", answers[0].generates, answers[rank].generates))
+            held = [_digests(answers[each].adapters) for each in (0, rank)]
+            pairs.append(("adapters", held[0], held[1]))
             for name in answers[0].sizes.__struct_fields__:
                 if name not in MAY_DIFFER:
                     mine, theirs = (getattr(answers[r].sizes, name) for r in (0, rank))
@@ -186,6 +188,11 @@ class WorkerGroup:
         """Send a plan to every rank. ``False``: some rank does not get it."""
         taken = [self._send(peer.address, plan) for peer in self._peers]
         return bool(taken) and all(taken)
+
+
+def _digests(adapters: list[Adapter]) -> str:
+    """Adapters in an order that does not matter."""
+    return ", ".join(sorted(f"{one.name} ({one.digest})" for one in adapters)) or "none"
 
 
 def _names(tasks: list[str]) -> str:

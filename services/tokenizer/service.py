@@ -19,11 +19,18 @@ from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE, OF_FOLDERS, OF_TOKENIZERS, load_tasks
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.requests import Rejected, RequestHead, Work, prompts_of
+from penstock.protocol.wire.messages.requests import (
+    TOKEN_BYTES,
+    Rejected,
+    RequestHead,
+    Work,
+    prompts_of,
+)
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
@@ -73,6 +80,7 @@ class TokenizerService(AsyncService):
         self._fingerprint = fingerprint(self.info.folder)
         super().__init__(config)
         self.metrics = Registry()
+        self._encode_seconds = self.metrics.histogram("encode_seconds").observe
         self.text: TextModel | None = None
         self.tasks = load_tasks()
         self._folder_tasks = FolderTasks(read_pooling(self.info, config.model), self.info)
@@ -210,6 +218,9 @@ class TokenizerService(AsyncService):
         timer = self.encoding.pop((request_id, attempt), None)
         if timer is not None:
             timer.cancel()
+            self._encode_seconds(self.loop.time() - (timer.when() - ENCODE_SECONDS))
+            if SPANS.on:
+                self._record(head, attempt, timer.when() - ENCODE_SECONDS, done)
         try:
             found = done.result()
         except CancelledError:
@@ -233,6 +244,23 @@ class TokenizerService(AsyncService):
             work, params = found.work, found.params
             self.ledger.encoded(request_id, attempt, work, params, streams, time.monotonic())
         self.flush()
+
+    def _record(
+        self,
+        head: RequestHead,
+        attempt: int,
+        began: float,
+        done: Future[Prepared] | Future[Answered],
+    ) -> None:
+        """The span of an encoding that is over; the loop's clock is the monotonic one."""
+        facts, error = {"penstock.attempt": attempt}, ""
+        if done.cancelled():
+            error = "timeout"
+        elif (raised := done.exception()) is not None:
+            error = type(raised).__name__
+        elif isinstance(found := done.result(), Prepared):
+            facts["penstock.prompt_tokens"] = len(found.work.prompt) // TOKEN_BYTES
+        SPANS.record("encode", head.trace, began, self.loop.time(), facts, error)
 
     def _streams(self, request_id: int, prepared: Prepared) -> MakeStream:
         """What makes the streams of the request's choices."""
@@ -286,6 +314,8 @@ class TokenizerService(AsyncService):
         self.ledger.tick(now)
         self.status.load = sum(one.open_choices for one in self.ledger.open.values())
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
+        continued = self.metrics.counter("continuations_total", "tokenizer")
+        continued.value = float(self.ledger.continuations)
         model = self.config.model.names()[0]
         self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer", model)
         self.report(self.metrics)

@@ -1,9 +1,19 @@
-"""What the CUDA driver says of the device, asked without torch and without a context."""
+"""What the CUDA driver says of the device, asked without torch and without a context.
+
+``python -m penstock.services.worker.cuda_driver`` prints it,
+for who must not wait for a driver that hangs.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import NamedTuple
+
+import msgspec
+
+from penstock.protocol.config.sources import ConfigError
+from penstock.protocol.process.limited_process import answer_within
 
 _MULTIPROCESSORS, _MAJOR, _MINOR, _SHARED_BYTES = 16, 75, 76, 97
 """CUdevice_attribute: how many there are, compute capability, and shared memory that a program may
@@ -16,6 +26,11 @@ class CudaDevice(NamedTuple):
     shared_bytes: int
     total_bytes: int
     multiprocessors: int
+
+
+DRIVER_S = 60.0
+"""The first call of a machine loads the driver's firmware, on a host of eight GPUs for ten seconds
+and more."""
 
 
 def read_device() -> CudaDevice | None:
@@ -34,6 +49,22 @@ def read_devices(most: int = 1024) -> list[CudaDevice]:
         return []
     found = [_read(driver, index) for index in range(min(count.value, most))]
     return [device for device in found if device is not None]
+
+
+def read_devices_in_time(limit_s: float = DRIVER_S) -> list[CudaDevice]:
+    """``read_devices`` in a process of its own. Raises ``ConfigError`` where the driver does not
+    answer within ``limit_s``."""
+    answer = answer_within([sys.executable, "-m", __name__], limit_s)
+    if not answer.in_time:
+        raise ConfigError(
+            f"the NVIDIA driver does not say what GPUs are here: {answer.ending}. nvidia-smi and "
+            "dmesg may show why, and a restart of the machine frees a stuck driver; --device cpu "
+            "serves without it"
+        )
+    try:
+        return msgspec.json.decode(answer.output, type=list[CudaDevice])
+    except msgspec.MsgspecError:
+        return []
 
 
 def _read(driver: ctypes.CDLL, index: int) -> CudaDevice | None:
@@ -55,3 +86,7 @@ def _read(driver: ctypes.CDLL, index: int) -> CudaDevice | None:
         name.value.decode(), capability, attribute(_SHARED_BYTES), total.value,
         attribute(_MULTIPROCESSORS),
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.stdout.write(msgspec.json.encode(read_devices()).decode())

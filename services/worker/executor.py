@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
-from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.pooling import PromptTask
@@ -46,6 +46,8 @@ class Executor(Protocol):
     """What the scores of ``classify`` stand for."""
     described: str
     """What it does and why, for the log."""
+    adapters: list[Adapter]
+    """Those that are loaded."""
 
     @property
     def draft_counts(self) -> DraftCounts | None:
@@ -100,6 +102,7 @@ class DirectExecutor(ABC):
         self.generates = True
         self.labels: list[str] = []
         self.described = ""
+        self.adapters: list[Adapter] = []
         self._results: deque[StepResult] = deque()
 
     @property

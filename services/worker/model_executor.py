@@ -13,7 +13,7 @@ import torch
 
 from penstock.kernels.attention import KV_TILE
 from penstock.kernels.attention_backend import CacheShape
-from penstock.kernels.attention_products import ROW_MULTIPLE
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.sampling import (
     NOT_FINITE,
@@ -41,6 +41,7 @@ from penstock.services.worker.kv_memory import KVMemory
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.pooling import pool_rows
@@ -112,6 +113,8 @@ class ModelExecutor(DirectExecutor):
         exact = model.dtype == torch.float32 and model.device.type == "cpu"
         padding_block, empty_block = capacity.num_blocks, capacity.num_blocks + 1
         self.slots = SlotTable(capacity, KV_TILE // capacity.block_size, empty_block)
+        if isinstance(model, Decoder) and model.adapters is not None:
+            self.slots.adapter_numbers = model.adapters.numbers
         self.grammars = GrammarRows(capacity.max_num_seqs, model.vocab_size)
         self._adjuster = SlotAdjuster(capacity.max_num_seqs, model.vocab_size, model.device)
         blocks = capacity.num_blocks + EXTRA_BLOCKS

@@ -15,6 +15,7 @@ from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -122,6 +123,7 @@ def _load(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
     )
     leave_codes(model, without)
+    adapters = load_adapters(config, model)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
@@ -166,7 +168,7 @@ def _load(
         speculate(executor, config)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
-    executor.account = account
+    executor.account, executor.adapters = account, adapters
     return executor
 
 
@@ -257,10 +259,8 @@ def speculate(executor: DraftingExecutor, config: Config) -> None:
     drafting = make_drafting(config, executor.capacity, generates=executor.generates)
     if drafting is not None:
         executor.speculate(drafting)
-        named = config.speculation.speculative
-        executor.summary += (
-            f"; drafts: {'suffix' if named == 'auto' else named}, up to {drafting.most} tokens"
-        )
+        source = config.speculation.speculative
+        executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

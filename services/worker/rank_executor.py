@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from penstock.kernels.attention_products import ROW_MULTIPLE
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.engine import EngineSizes

@@ -18,6 +18,7 @@ from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Ended
+from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
@@ -27,6 +28,7 @@ from penstock.services.worker.executor_report import say_account, say_summary
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
+from penstock.services.worker.slot_spans import SlotSpans
 from penstock.services.worker.step_limit import StepLimits
 
 LOAD_LIMIT_SECONDS = 1800.0
@@ -53,6 +55,8 @@ class WorkerService(LoopService):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metrics = Registry()
+        self._slot_spans = SlotSpans()
+        self._launch_seconds = self.metrics.counter("step_part_seconds_total", "launch")
         self.executor: Executor | None = None
         self.epoch = 0
         self.scheduler = ""
@@ -142,6 +146,7 @@ class WorkerService(LoopService):
             tasks=list(self.executor.tasks),
             generates=self.executor.generates,
             labels=self.executor.labels,
+            adapters=self.executor.adapters,
         )
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -189,6 +194,7 @@ class WorkerService(LoopService):
                 *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
                 executor.generates,
                 executor.labels,
+                executor.adapters,
             ),
         )
 
@@ -217,7 +223,7 @@ class WorkerService(LoopService):
             self._collect(self.executor, wait=True)
             if not plan.full and not self._expected:
                 return  # what it builds on has failed
-        began = time.monotonic_ns() if TRACE.on else 0
+        began = time.monotonic_ns()
         self._launched = plan.step
         try:
             if self.faults:
@@ -227,8 +233,12 @@ class WorkerService(LoopService):
             self.log.exception("step failed", step=plan.step)
             self._fail(plan, f"{type(error).__name__}: {error}")
             return
-        if began:
-            TRACE.add(LAUNCH, began, plan.step)
+        ended = time.monotonic_ns()
+        self._launch_seconds.value += (ended - began) * 1e-9
+        if SPANS.on:
+            self._slot_spans.launched(plan, began * 1e-9)
+        if TRACE.on:
+            TRACE.add(LAUNCH, began, plan.step, ended=ended)
         self._expected = plan.step + 1
         self._collect(self.executor)
 
@@ -242,6 +252,8 @@ class WorkerService(LoopService):
         while (result := self._finished(executor, wait)) is not None:
             began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
+            if SPANS.on:
+                self._slot_spans.finished(result.step, time.monotonic())
             if self.config.cluster.rank:
                 continue  # rank 0 speaks for all
             if not self.mailbox.send(self.scheduler, result):
@@ -280,6 +292,7 @@ class WorkerService(LoopService):
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""
         self._limits.drop()
+        self._slot_spans.drop()
         try:
             executor.reset()
         except Exception as error:

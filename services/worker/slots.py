@@ -8,7 +8,7 @@ costs a few array operations whatever the batch. This module knows no model and 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -74,12 +74,17 @@ class SlotTable:
         """Slots with adjustments."""
         self.steers = np.zeros(slots, np.bool_)
         """Slots whose next token depends on how probable their output was."""
+        self.adapter = np.zeros(slots, np.int64)
+        """Number of each slot's adapter; 0: none."""
+        self.adapter_numbers: Mapping[str, int] = {}
+        """Digest → number of the adapters that are loaded."""
         self.seed = np.zeros(slots, np.uint64)
         self.choice = np.zeros(slots, np.uint64)
         self._tasks: dict[int, str] = {}
         """Slot → its task, of slots that have one."""
         self._unreadable: dict[int, str] = {}
-        """Slots whose sampling could not be read, and why: they get no token."""
+        """Slots whose sampling could not be read, or that lack their adapter, and why: they get no
+        token."""
         self._decode_sampling = msgspec.msgpack.Decoder(SlotSampling).decode
         self._latest: tuple[bytes | None, SlotSampling] = (None, _NEUTRAL)
         """The sampling read last: the choices of a request come one after another."""
@@ -245,6 +250,7 @@ class SlotTable:
         if new.task:
             self._tasks[slot] = new.task
         self.second[slot] = new.second
+        self._set_adapter(new)
         sampling = self._read_sampling(new)
         self.most[slot] = min(new.most or limits.max_model_len, limits.max_model_len)
         self.temperature[slot] = sampling.temperature
@@ -259,6 +265,11 @@ class SlotTable:
         self.steers[slot] = sampling.adjustments is not None and sampling.adjustments.steers
         self.seed[slot] = sampling.seed & _UINT64
         self.choice[slot] = new.choice & _UINT64
+
+    def _set_adapter(self, new: NewSlot) -> None:
+        self.adapter[new.slot] = number = self.adapter_numbers.get(new.adapter, 0)
+        if new.adapter and not number:
+            self._unreadable[new.slot] = "its adapter is not loaded here: did its files change?"
 
     def _read_sampling(self, new: NewSlot) -> SlotSampling:
         """A slot whose sampling cannot be read fails when it would draw; the others go on."""

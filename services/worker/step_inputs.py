@@ -11,11 +11,15 @@ import torch
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.attention_backend import BoolArray, CacheShape, PlannedBatch, QuerySpans
 from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
+from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.kv_cache import write_kv
+from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache
-from penstock.services.worker.models.causal_model import StepInputs
+from penstock.services.worker.models.causal_model import StepAdapters, StepInputs
 from penstock.services.worker.plain_attention import PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
+
+_NO_ADAPTERS = StepAdapters()
 
 
 class RowPadding(NamedTuple):
@@ -119,6 +123,7 @@ class InputBuilder:
                 [self._plan_single(cache, rows, position, decoding) for cache in self._caches],
             ),
             sampled=None,
+            adapters=self._adapters(decoding),
         )
 
     def _build_mixed(self, step: PlannedStep) -> StepInputs:
@@ -145,6 +150,7 @@ class InputBuilder:
                 [self._plan_attention(cache, step, positions[0]) for cache in self._caches],
             ),
             sampled=self._upload(np.concatenate(sampled), 0),
+            adapters=self._adapters(np.concatenate(owners), np.concatenate(sampled)),
         )
 
     def clear(self, owners: IntArray, positions: IntArray) -> None:
@@ -157,6 +163,26 @@ class InputBuilder:
         for number, (_, values) in zip(self._layers, self._memory, strict=True):
             places = mappings[self._caches[number].group]
             values.view(values.shape[0], -1, values.shape[-1])[:, places] = 0
+
+    def _adapters(self, owners: IntArray, sampled: IntArray | None = None) -> StepAdapters:
+        """owners: slot of each row; sampled: the rows whose logits are wanted."""
+        if not self._slots.adapter_numbers:
+            return _NO_ADAPTERS
+        numbers = self._slots.adapter[owners]
+        if not numbers.any():
+            return _NO_ADAPTERS
+        chosen = () if sampled is None else self._grouped(numbers[sampled])
+        return StepAdapters(self._grouped(numbers), chosen)
+
+    def _grouped(self, numbers: IntArray) -> list[AdapterRows]:
+        """numbers: of each row's adapter. As many rows of each as its products must have."""
+        found = []
+        for adapter in np.unique(numbers[numbers > 0]).tolist():
+            rows = np.flatnonzero(numbers == adapter)
+            padded = np.pad(rows, (0, -len(rows) % ROW_MULTIPLE), "edge")
+            both = (torch.from_numpy(each).to(self._device) for each in (rows, padded))
+            found.append(AdapterRows(adapter, *both))
+        return found
 
     def chosen_rows(self, rows: IntArray) -> torch.Tensor:
         """Rows of a step to make logits of, as many as a matrix product must have."""

@@ -32,5 +32,5 @@ def test_a_step_without_memory_or_with_an_error_is_tried_again(action: str, tmp_
         assert [one.verdict() for one in followed] == [one.verdict() for one in expected]
         assert children(server) == before
         nothing_held(server)
-        assert server.metrics()["penstock:failed_steps_total"] == 1
+        assert server.metrics()["penstock_failed_steps_total"] == 1
         server.find("(on order at step)")

@@ -123,7 +123,7 @@ def test_the_blocks_of_a_killed_frontend_are_free_within_a_second(
             victim.kill()
             struck = time.monotonic()
             while True:
-                running = (await asyncio.to_thread(server.metrics))["penstock:num_requests_running"]
+                running = (await asyncio.to_thread(server.metrics))["penstock_requests_running"]
                 left = [one for one in crowd.followed if not one.cut]
                 assert not any(one.done for one in left), "they ended too soon to tell"
                 if len(left) < len(bodies) and running <= len(left):

@@ -74,10 +74,10 @@ def nothing_held(server: Served) -> None:
     """No request runs or waits, and every block is free."""
     metrics = server.settled()
     held = {
-        name: metrics.get(f"penstock:{name}", 0.0)
+        name: metrics.get(f"penstock_{name}", 0.0)
         for name in (
-            "num_requests_running",
-            "num_requests_waiting",
+            "requests_running",
+            "requests_waiting",
             "queue_depth",
             "kv_blocks_used",
         )

@@ -68,7 +68,7 @@ def test_grpc_gives_them_while_a_process_is_killed(
 ) -> None:
 
     def counted() -> float:
-        return server.metrics().get("penstock:grpc_requests_total", 0.0)
+        return server.metrics().get("penstock_grpc_requests_total", 0.0)
 
     done = counted()
     victims = [one for one in server.processes().values() if server.role_of(one) == role]

@@ -27,7 +27,7 @@ from helm_chart import (
 )
 
 from penstock.protocol.config import resolve
-from penstock.protocol.process.metrics import METRICS, PREFIX
+from penstock.protocol.process.metric_declarations import METRICS, PREFIX
 from penstock.services.command_table import COMMANDS
 
 NO_HELM = pytest.mark.skipif(not HELMS, reason="there is no Helm: make chart fetches it")

@@ -39,10 +39,10 @@ ONE_THREAD = {"PENSTOCK_THREADS": "1"}
 at once: threads that wait for each other would take many times as long."""
 
 BUSY = (
-    "penstock:num_requests_running",
-    "penstock:num_requests_waiting",
-    "penstock:queue_depth",
-    "penstock:kv_blocks_used",
+    "penstock_requests_running",
+    "penstock_requests_waiting",
+    "penstock_queue_depth",
+    "penstock_kv_blocks_used",
 )
 """Metrics that are 0 where nothing runs or waits."""
 

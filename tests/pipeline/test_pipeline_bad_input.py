@@ -147,8 +147,8 @@ def test_malformed_http_is_told_its_cause_in_json(server: Served, data: bytes) -
 
 def test_bad_requests_leave_nothing_behind(server: Served) -> None:
     metrics = server.settled()
-    for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used", "queue_depth"):
-        assert metrics[f"penstock:{name}"] == 0
+    for name in ("requests_running", "requests_waiting", "kv_blocks_used", "queue_depth"):
+        assert metrics[f"penstock_{name}"] == 0
 
 
 # --- starting with bad input

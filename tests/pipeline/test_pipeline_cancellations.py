@@ -98,10 +98,10 @@ def test_every_request_ends_once_and_nothing_stays_behind(count: int, tmp_path: 
             most = GROWTH_BYTES + (KV_BYTES if role == "worker" else 0)
             assert grown < most, f"{role} grew by {grown} bytes"
     for name in (
-        "penstock:num_requests_running",
-        "penstock:num_requests_waiting",
-        "penstock:queue_depth",
-        "penstock:kv_blocks_used",
+        "penstock_requests_running",
+        "penstock_requests_waiting",
+        "penstock_queue_depth",
+        "penstock_kv_blocks_used",
     ):
         assert metrics[name] == before_metrics[name] == 0, name
-    assert metrics["penstock:kv_blocks_total"] == before_metrics["penstock:kv_blocks_total"]
+    assert metrics["penstock_kv_blocks"] == before_metrics["penstock_kv_blocks"]

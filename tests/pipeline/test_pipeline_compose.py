@@ -200,7 +200,7 @@ def test_a_frontend_tells_of_the_whole_system(deployment: Deployment) -> None:
         text = request(deployment.client, deployment.frontends[1], "/metrics")[1]
         assert len(re.findall(r'outbox_bytes\{process="tokenizer-', text)) == 2
         assert len(re.findall(r'outbox_bytes\{process="frontend-', text)) == 2
-        counts = re.findall(r"^penstock:request_finished_total\{.*\} (\S+)", text, re.MULTILINE)
+        counts = re.findall(r"^penstock_requests_finished_total\{.*\} (\S+)", text, re.MULTILINE)
         return sum(map(float, counts))
 
     for address in deployment.frontends:

@@ -105,9 +105,9 @@ def answers(
 
 def kill_rank(server: Served, rank: int, by: signal.Signals) -> None:
     """rank: ``SCHEDULER`` for that of the first engine."""
-    first = server.metrics().get("penstock:generation_tokens_total", 0.0)
+    first = server.metrics().get("penstock_generation_tokens_total", 0.0)
     deadline = time.monotonic() + 60
-    while server.metrics().get("penstock:generation_tokens_total", 0.0) < first + 40:
+    while server.metrics().get("penstock_generation_tokens_total", 0.0) < first + 40:
         assert time.monotonic() < deadline, "no tokens came"
         time.sleep(0.1)
     os.kill(schedulers(server)[0] if rank == SCHEDULER else workers(server)[rank], by)
@@ -190,8 +190,8 @@ def test_a_divided_engine_answers_as_one_worker_does(
 ) -> None:
     check(answers(divided.server), of_one)
     metrics = divided.server.settled()
-    assert metrics["penstock:preemptions_total"] > 0 or divided.engines > 1
-    assert metrics["penstock:prefix_cache_hit_tokens_total"] > 0
+    assert metrics["penstock_preemptions_total"] > 0 or divided.engines > 1
+    assert metrics["penstock_prefix_cache_hit_tokens_total"] > 0
 
 
 @pytest.mark.slow  # in the quick run ranks without a model are lost, and ranks of one process meet

@@ -136,7 +136,7 @@ def test_a_batch_is_answered_though_a_process_is_killed(
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(ask(server, inputs)))
     asking.start()
-    while server.metrics().get("penstock:num_requests_running", 0) < 1 and asking.is_alive():
+    while server.metrics().get("penstock_requests_running", 0) < 1 and asking.is_alive():
         time.sleep(0.01)
     (process,) = (p for p in server.processes().values() if server.role_of(p) == role)
     assert not answers

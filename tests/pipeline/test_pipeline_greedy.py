@@ -114,7 +114,7 @@ def test_64_concurrent_prompts_give_what_transformers_gives(
     for prompt, output, wanted in zip(prompts, outputs, expected, strict=True):
         assert len(output) == NEW_TOKENS
         assert output == wanted, f"prompt of {len(prompt)} tokens"
-    preempted = metrics["penstock:preemptions_total"]
+    preempted = metrics["penstock_preemptions_total"]
     assert preempted > 0 if memory == "quarter" else preempted == 0
-    hits = metrics["penstock:prefix_cache_hit_tokens_total"]
+    hits = metrics["penstock_prefix_cache_hit_tokens_total"]
     assert hits > 0 if caching else hits == 0

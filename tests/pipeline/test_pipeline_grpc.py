@@ -246,18 +246,18 @@ def test_a_deadline_ends_the_request_in_the_server_too(server: Served, stub: Any
         list(stub.Generate(long_request(deadline_s=0.3), timeout=30))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "its deadline_s" in caught.value.details()
-    assert server.settled()["penstock:num_requests_running"] == 0
+    assert server.settled()["penstock_requests_running"] == 0
 
 
 def test_a_cancelled_stream_frees_its_blocks(server: Served, stub: Any) -> None:
     """And makes no more of its tokens."""
-    before = server.settled()["penstock:generation_tokens_total"]
+    before = server.settled()["penstock_generation_tokens_total"]
     stream = stub.Generate(long_request(), metadata=[("x-request-id", "left-1")])
     next(stream)
     stream.cancel()
     settled = server.settled()
-    assert settled["penstock:kv_blocks_used"] == 0
-    assert settled["penstock:generation_tokens_total"] - before < LONG_TOKENS
+    assert settled["penstock_kv_blocks_used"] == 0
+    assert settled["penstock_generation_tokens_total"] - before < LONG_TOKENS
     line = server.find(r'(\{"id":"left-1".*)')
     assert '"status":499' in line
     assert '"route":"/penstock.v1.Penstock/Generate"' in line
@@ -316,7 +316,7 @@ def test_a_thousand_streams_run_at_once_while_a_third_of_them_is_cancelled(serve
     for seed in range(25):
         assert len({text for text in texts[seed::25] if text}) == 1
     assert len(set(texts)) == 26
-    assert server.settled()["penstock:kv_blocks_used"] == 0
+    assert server.settled()["penstock_kv_blocks_used"] == 0
 
 
 def test_stock_stubs_find_health_and_the_services(channel: grpc.Channel, stub: Any) -> None:
@@ -344,7 +344,7 @@ def test_calls_are_counted_by_method_and_code(server: Served, stub: Any) -> None
         with urllib.request.urlopen(server.url + "/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
-    row = 'penstock:grpc_requests_total{method="/penstock.v1.Penstock/Models",code="OK"}'
+    row = 'penstock_grpc_requests_total{code="OK",method="/penstock.v1.Penstock/Models"}'
     deadline = time.monotonic() + 30
     while row not in counted():
         assert time.monotonic() < deadline

@@ -232,7 +232,7 @@ def test_a_client_that_does_not_read_is_given_up(plain: Served) -> None:
         with pytest.raises(grpc.RpcError) as caught:
             list(stream)
         assert caught.value.code().name in ("RESOURCE_EXHAUSTED", "CANCELLED")
-    assert server.settled()["penstock:kv_blocks_used"] == 0
+    assert server.settled()["penstock_kv_blocks_used"] == 0
 
 
 def test_a_frontend_that_is_started_by_hand_shares_the_port_and_no_stranger_does(

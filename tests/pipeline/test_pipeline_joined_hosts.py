@@ -108,7 +108,7 @@ def tokens_came(hosts: Hosts) -> float:
     return sum(
         float(line.rpartition(" ")[2])
         for line in lines
-        if line.startswith("penstock:generation_tokens_total")
+        if line.startswith("penstock_generation_tokens_total")
     )
 
 

@@ -106,7 +106,7 @@ def test_a_vector_is_the_same_though_the_engine_s_scheduler_is_killed(server: Se
     answers: list[tuple[int, dict[str, Any]]] = []
     asking = threading.Thread(target=lambda: answers.append(ask(server, LONG)))
     asking.start()
-    while server.metrics().get("penstock:num_requests_running", 0) < 1:
+    while server.metrics().get("penstock_requests_running", 0) < 1:
         time.sleep(0.02)
     (scheduler,) = (p for p in server.processes().values() if server.role_of(p) == "scheduler")
     assert not answers

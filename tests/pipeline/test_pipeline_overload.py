@@ -34,8 +34,8 @@ def server() -> Iterator[Served]:
 
 def nothing_held(server: Served) -> None:
     metrics = server.settled()
-    for name in ("num_requests_running", "num_requests_waiting", "queue_depth", "kv_blocks_used"):
-        assert metrics[f"penstock:{name}"] == 0, name
+    for name in ("requests_running", "requests_waiting", "queue_depth", "kv_blocks_used"):
+        assert metrics[f"penstock_{name}"] == 0, name
 
 
 def generation_s(visits: Sequence[Visit]) -> float:

@@ -76,7 +76,7 @@ def test_a_policy_that_fails_on_a_request_ends_it_with_an_error_and_no_other(
         target=lambda: answers.append(complete(server, prompt="Once", max_tokens=300, seed=1))
     )
     neighbour.start()
-    while server.metrics().get("penstock:num_requests_running", 0) < 1:
+    while server.metrics().get("penstock_requests_running", 0) < 1:
         time.sleep(0.02)
     status, answer = complete(server, "poison-7", prompt="Once", max_tokens=3, priority=POISON)
     assert status == 500

@@ -156,8 +156,8 @@ def test_a_client_that_leaves_frees_everything(server: Served) -> None:
         connection.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
         wait_until_it_runs(server)
     metrics = server.settled()
-    for name in ("num_requests_running", "num_requests_waiting", "kv_blocks_used"):
-        assert metrics.get(f"penstock:{name}", 0.0) == 0.0
+    for name in ("requests_running", "requests_waiting", "kv_blocks_used"):
+        assert metrics.get(f"penstock_{name}", 0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_a_ranking_is_the_same_though_processes_are_killed(server: Served, role:
 
 def wait_until_it_runs(server: Served) -> None:
     deadline = time.monotonic() + 30
-    while server.metrics().get("penstock:num_requests_running", 0) < 1:
+    while server.metrics().get("penstock_requests_running", 0) < 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -101,7 +101,7 @@ def test_an_answer_that_a_smaller_engine_cannot_hold_goes_on_in_one_that_can() -
         asked = threading.Thread(target=lambda: found.append(server.post("/v1/completions", body)))
         asked.start()
         (first,) = schedulers(server)
-        until(lambda: server.metrics()["penstock:generation_tokens_total"] > 0, asked)
+        until(lambda: server.metrics()["penstock_generation_tokens_total"] > 0, asked)
         small = ("--engine", "small")
         added = [
             start_service(server, "scheduler", *small),
@@ -109,7 +109,7 @@ def test_an_answer_that_a_smaller_engine_cannot_hold_goes_on_in_one_that_can() -
         ]
         try:
             until(lambda: "small" in schedulers(server), asked)
-            until(lambda: server.metrics()["penstock:generation_tokens_total"] > 100, asked)
+            until(lambda: server.metrics()["penstock_generation_tokens_total"] > 100, asked)
             schedulers(server)[first].kill()
             asked.join(60)
         finally:

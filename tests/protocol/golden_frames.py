@@ -74,8 +74,12 @@ def _head(size: int, fixed: int, fixed_limit: int, small: int | None) -> bytes:
 _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
-_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"])
-_CAPACITY_ROW: list[Any] = [*_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"]]
+_ADAPTERS = [e.Adapter("sql", "ab12")]
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS)
+_ADAPTERS_ROW: list[Any] = [["sql", "ab12"]]
+_CAPACITY_ROW: list[Any] = [
+    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW,
+]  # fmt: skip
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
 _IDENTITY = m.Identity(
@@ -88,8 +92,10 @@ _PEER = m.Peer("worker", "ipc:///run/w.sock", 7, _IDENTITY, "ready", "", _CAPACI
 _PEER_ROW: list[Any] = [
     "worker", "ipc:///run/w.sock", 7, _IDENTITY_ROW, "ready", "", _CAPACITY_ROW, 3,
 ]  # fmt: skip
-_REPORT = m.MetricsReport([m.MetricSample("steps_total", ["a"], [1.5, 2.0])])
-_REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0]]]]
+_REPORT = m.MetricsReport(
+    [m.MetricSample("steps_total", ["a"], [1.5, 2.0], [m.Exemplar(1, "4bf9", 0.25, 8.0)])]
+)
+_REPORT_ROW: list[Any] = [[["steps_total", ["a"], [1.5, 2.0], [[1, "4bf9", 0.25, 8.0]]]]]
 _ID = b"\x05\x00\x00\x00"
 _GRAMMAR = Grammar("regex", "a+", True, "response_format", _ID, _ID, True, True)
 _GRAMMAR_ROW: list[Any] = ["regex", "a+", True, "response_format", _ID, _ID, True, True]
@@ -133,8 +139,12 @@ _SAMPLING_ROW: list[Any] = [
     ],
     5,
 ]  # fmt: skip
-_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, 99, b"corpus")
-_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, 99, b"corpus"]
+_SLOT = s.NewSlot(3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "ab12", "00-a",
+    99, b"corpus",
+)  # fmt: skip
+_SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed", 7, "ab12", "00-a",
+    99, b"corpus",
+]  # fmt: skip
 _HEAD = r.RequestHead(
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
     False, 6, True, False,
@@ -189,8 +199,8 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
     "MetricsAnswer": (
-        m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT)]),
-        [11, [["router", 0, _REPORT_ROW]]],
+        m.MetricsAnswer([m.ProcessMetrics("router", 0, _REPORT, 3)]),
+        [11, [["router", 0, _REPORT_ROW, 3]]],
     ),
     "Trace": (m.Trace("ipc:///o", 2.5), [12, "ipc:///o", 2.5]),
     "Traced": (
@@ -203,13 +213,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "Told": (a.Told(7, b"answer"), [15, 7, b"answer"]),
     "Submit": (
-        r.Submit(1, 256, "ipc:///f", b"work", "qwen", 2),
-        [20, 1, 256, "ipc:///f", b"work", "qwen", 2],
+        r.Submit(1, 256, "ipc:///f", b"work", "qwen", 2, "00-a"),
+        [20, 1, 256, "ipc:///f", b"work", "qwen", 2, "00-a"],
     ),
     "Taken": (r.Taken(1, 256), [21, 1, 256]),
     "Enqueue": (
-        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed"),
-        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed"],
+        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a"),
+        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a"],
     ),
     "Accepted": (r.Accepted(1, 257, _IDS, 16, [1, 2]), [23, 1, 257, _IDS, 16, [1, 2]]),
     "Rejected": (
@@ -255,11 +265,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         s.Attached(
             1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
-            ["no"],
+            ["no"], _ADAPTERS,
         ),
         [
             41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
+            _ADAPTERS_ROW,
         ],
     ),
     "StepPlan": (
@@ -343,7 +354,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "1eab991217fae97d"
+SCHEMA_HASH = "b0a1b2b74bee2228"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -354,9 +365,9 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
-        "4024000000000000059dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
-        "00a577686f6c650391a5656d626564c291a26e6fc4016d0291964606ce00011170cd038440a26d6591a26d"
-        "659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
+        "4024000000000000059ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
+        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132c4016d0291964606ce000111"
+        "70cd038440a26d6591a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
@@ -366,22 +377,24 @@ GOLDEN: dict[str, str] = {
     "Members": (
         "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a572"
-        "65616479a09dcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
-        "6f6c650391a5656d626564c291a26e6f03920b0c0291ccc891a26d6591a3796f75"
+        "65616479a09ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
+        "6f6c650391a5656d626564c291a26e6f9192a373716ca46162313203920b0c0291ccc891a26d6591a3796f"
+        "75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
-        "920b9193a6726f7574657200919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000"
-        "000000000000"
+        "920b9194a6726f7574657200919194ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000"
+        "000000000000919401a434626639cb3fd0000000000000cb402000000000000003"
     ),
     "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
     "Ask": "950ea86970633a2f2f2f6607ac66696e645f72657175657374c40561626f7574",
     "Told": "930f07c406616e73776572",
     "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
-    "Submit": "971401cd0100a86970633a2f2f2f66c404776f726ba47177656e02",
+    "Submit": "981401cd0100a86970633a2f2f2f66c404776f726ba47177656e02a430302d61",
     "Taken": "931501cd0100",
     "Enqueue": (
-        "9a1601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264a5656d626564"
+        "9b1601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264a5656d626564a4"
+        "30302d61"
     ),
     "Accepted": "961701cd0101c40801000000ff7f000010920102",
     "Rejected": (
@@ -405,13 +418,15 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "982901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
+        "992901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
         "029892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000"
-        "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f"
+        "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
+        "3132"
     ),
     "StepPlan": (
-        "9a2a0102c39100919e03c40801000000ff7f00000100920506c40873616d706c696e6701020400a5656d62"
-        "65640763c406636f727075739201099195030002c3910791c40801000000ff7f000001"
+        "9a2a0102c3910091dc001003c40801000000ff7f00000100920506c40873616d706c696e6701020400a565"
+        "6d62656407a461623132a430302d6163c406636f727075739201099195030002c3910791c40801000000ff"
+        "7f000001"
     ),
     "StepResult": (
         "9d2b0102c40801000000ff7f00009101cb3fc00000000000009192019202c40801000000ff7f0000919303"
@@ -422,7 +437,10 @@ GOLDEN: dict[str, str] = {
         "99cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030"
         "a463306465a3683a31"
     ),
-    "MetricsReport": "919193ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000",
+    "MetricsReport": (
+        "919194ab73746570735f746f74616c91a16192cb3ff8000000000000cb4000000000000000919401a43462"
+        "6639cb3fd0000000000000cb4020000000000000"
+    ),
     "Work chat": (
         "97dc0010a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
         "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c293a463686174c4025b5d"

@@ -42,6 +42,7 @@ SPELLED: dict[str, Any] = {
     "max_tenant_share": 0.4,
     "memory_share": [0.5],
     "model_dirs": [SECRETS.name],
+    "lora": ["one=/adapters/one"],
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
     "keys_file": str(KEYS_FILE),
     "tls_cert": __file__,

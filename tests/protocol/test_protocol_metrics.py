@@ -10,13 +10,15 @@ import threading
 
 import pytest
 
-from penstock.protocol.process.metrics import MAX_SERIES, METRICS, Registry, merge, render
+from penstock.protocol.process.metric_declarations import METRICS
+from penstock.protocol.process.metrics import MAX_SERIES, Registry, merge
 from penstock.protocol.wire.messages.membership import (
     MetricSample,
     MetricsAnswer,
     MetricsReport,
     ProcessMetrics,
 )
+from penstock.services.frontend import exposition
 
 LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(.*)\})? (\S+)$")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"(?:,|$)')
@@ -48,29 +50,33 @@ def parse(text: bytes) -> tuple[Samples, dict[str, str]]:
     return samples, types
 
 
+def render(answer: MetricsAnswer) -> bytes:
+    return exposition.render(answer)[0]
+
+
 def answer(*registries: Registry, incarnations: tuple[int, ...] = ()) -> MetricsAnswer:
     numbers = incarnations or tuple(range(1, len(registries) + 1))
     return MetricsAnswer(
         [
-            ProcessMetrics("frontend", number, registry.report())
-            for number, registry in zip(numbers, registries, strict=True)
+            ProcessMetrics("frontend", number, registry.report(), place)
+            for place, (number, registry) in enumerate(zip(numbers, registries, strict=True))
         ]
     )
 
 
 def test_counters_and_gauges_of_all_processes_are_summed() -> None:
     one, two = Registry(), Registry()
-    one.inc("request_finished_total", "stop", amount=3)
-    two.inc("request_finished_total", "stop")
-    two.inc("request_finished_total", "length")
+    one.inc("requests_finished_total", "stop", amount=3)
+    two.inc("requests_finished_total", "stop")
+    two.inc("requests_finished_total", "length")
     one.set("queue_depth", 5, "router")
     two.set("queue_depth", 2, "router")
     samples, types = parse(render(answer(one, two)))
-    assert samples["penstock:request_finished_total", (("reason", "stop"),)] == 4
-    assert samples["penstock:request_finished_total", (("reason", "length"),)] == 1
-    assert samples["penstock:queue_depth", (("hop", "router"),)] == 7
-    assert types["penstock:request_finished_total"] == "counter"
-    assert types["penstock:queue_depth"] == "gauge"
+    assert samples["penstock_requests_finished_total", (("reason", "stop"),)] == 4
+    assert samples["penstock_requests_finished_total", (("reason", "length"),)] == 1
+    assert samples["penstock_queue_depth", (("hop", "router"),)] == 7
+    assert types["penstock_requests_finished_total"] == "counter"
+    assert types["penstock_queue_depth"] == "gauge"
 
 
 def test_a_histogram_is_cumulative_and_a_value_on_a_bound_belongs_to_that_bucket() -> None:
@@ -79,7 +85,7 @@ def test_a_histogram_is_cumulative_and_a_value_on_a_bound_belongs_to_that_bucket
         registry.observe("inter_token_latency_seconds", value)
     registry.histogram("inter_token_latency_seconds").observe(0.002, 10)
     samples, types = parse(render(answer(registry)))
-    name = "penstock:inter_token_latency_seconds"
+    name = "penstock_inter_token_latency_seconds"
 
     def bucket(bound: str) -> float:
         return samples[f"{name}_bucket", (("le", bound),)]
@@ -114,19 +120,19 @@ def test_histograms_of_two_processes_are_summed_bucket_by_bucket() -> None:
     two.observe("step_seconds", 0.00015)
     two.observe("step_seconds", 1000.0)
     samples, _ = parse(render(answer(one, two)))
-    assert samples["penstock:step_seconds_bucket", (("le", "0.0002"),)] == 2
-    assert samples["penstock:step_seconds_bucket", (("le", "30.0"),)] == 2
-    assert samples["penstock:step_seconds_count", ()] == 3
+    assert samples["penstock_step_seconds_bucket", (("le", "0.0002"),)] == 2
+    assert samples["penstock_step_seconds_bucket", (("le", "30.0"),)] == 2
+    assert samples["penstock_step_seconds_count", ()] == 3
 
 
 def test_the_dead_keep_their_counters_and_lose_their_gauges() -> None:
     dead, alive = Registry(), Registry()
     for registry in (dead, alive):
         registry.inc("preemptions_total", amount=2)
-        registry.set("num_requests_running", 7)
+        registry.set("requests_running", 7)
     samples, _ = parse(render(answer(dead, alive, incarnations=(0, 9))))
-    assert samples["penstock:preemptions_total", ()] == 4
-    assert samples["penstock:num_requests_running", ()] == 7
+    assert samples["penstock_preemptions_total", ()] == 4
+    assert samples["penstock_requests_running", ()] == 7
 
 
 def test_a_gauge_by_process_names_its_process() -> None:
@@ -134,8 +140,8 @@ def test_a_gauge_by_process_names_its_process() -> None:
     one.set("outbox_bytes", 10)
     two.set("outbox_bytes", 20)
     samples, _ = parse(render(answer(one, two, incarnations=(10, 11))))
-    assert samples["penstock:outbox_bytes", (("process", "frontend-a"),)] == 10
-    assert samples["penstock:outbox_bytes", (("process", "frontend-b"),)] == 20
+    assert samples["penstock_outbox_bytes", (("process", "frontend-0"),)] == 10
+    assert samples["penstock_outbox_bytes", (("process", "frontend-1"),)] == 20
 
 
 def test_of_ages_the_largest_of_all_living_processes_is_told() -> None:
@@ -145,7 +151,7 @@ def test_of_ages_the_largest_of_all_living_processes_is_told() -> None:
     young.set("queue_age_seconds", 9.0, "tokenizer", "qwen")
     dead.set("queue_age_seconds", 60.0, "tokenizer", "llama")
     samples, types = parse(render(answer(old, young, dead, incarnations=(10, 11, 0))))
-    key = "penstock:queue_age_seconds", (("hop", "tokenizer"), ("model", "llama"))
+    key = "penstock_queue_age_seconds", (("hop", "tokenizer"), ("model", "llama"))
     assert samples[key] == 1.5
     assert types[key[0]] == "gauge"
     merged = MetricsAnswer([ProcessMetrics("tokenizer", 10, merge([young.report(), old.report()]))])
@@ -165,16 +171,16 @@ def test_merged_reports_render_as_the_single_ones_do() -> None:
 
 def test_what_nobody_reported_is_zero_and_every_metric_is_described() -> None:
     samples, types = parse(render(MetricsAnswer([])))
-    assert samples["penstock:num_requests_running", ()] == 0
-    assert samples["penstock:step_seconds_count", ()] == 0
-    assert set(types) == {f"penstock:{name}" for name in METRICS}
+    assert samples["penstock_requests_running", ()] == 0
+    assert samples["penstock_step_seconds_count", ()] == 0
+    assert set(types) == {f"penstock_{name}" for name in METRICS}
 
 
 def test_label_values_are_escaped() -> None:
     registry = Registry()
     registry.inc("dropped_messages_total", 'a"b\\c\nd')
     text = render(answer(registry))
-    assert rb'{reason="a\"b\\c\nd"} 1' in text
+    assert rb'{reason="a\"b\\c\nd"} 1.0' in text
     parse(text)
 
 
@@ -237,5 +243,6 @@ def test_every_declaration_is_sound() -> None:
         assert metric.help.endswith(".")
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert bool(metric.buckets) == (metric.kind == "histogram")
-        assert metric.name.endswith("_total") or metric.kind != "counter"
-        assert not (metric.by_process or metric.largest) or metric.kind == "gauge"
+        assert metric.kind == "gauge" or not metric.largest
+        assert metric.kind != "histogram" or not metric.by_process
+        assert metric.name.endswith("_total") == (metric.kind == "counter")

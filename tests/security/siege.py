@@ -55,7 +55,7 @@ HEALTH_SECONDS = (1.0, 15.0)
 ANSWER_SECONDS = 10.0
 """An attack is answered or cut off by then; a machine that does nothing else takes 0.1 s."""
 PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|site-packages|\.py\b|/work/|/home/|/root/")
-_BUSY = ("num_requests_running", "num_requests_waiting", "queue_depth", "kv_blocks_used")
+_BUSY = ("requests_running", "requests_waiting", "queue_depth", "kv_blocks_used")
 
 
 @dataclass
@@ -251,8 +251,8 @@ def settle(attacker: Attacker, seconds: float = 60.0) -> None:
         busy = [
             line
             for line in text.splitlines()
-            if line.startswith(tuple("penstock:" + name for name in _BUSY))
-            and not line.endswith(" 0")
+            if line.startswith(tuple("penstock_" + name for name in _BUSY))
+            and not line.endswith((" 0", " 0.0"))
         ]
         if not busy:
             return

@@ -73,7 +73,7 @@ def test_bytes_of_strangers_at_internal_sockets_are_counted_and_dropped(
 ) -> None:
     mark = tmp_path / "executed"
     frames = hostile_frames(mark)
-    before = attack.server.metrics()["penstock:malformed_frames_total"]
+    before = attack.server.metrics()["penstock_malformed_frames_total"]
     with zmq.Context() as context:
         for path in inboxes(attack.server):
             with context.socket(zmq.PUSH) as push:
@@ -87,7 +87,7 @@ def test_bytes_of_strangers_at_internal_sockets_are_counted_and_dropped(
                     raw.sendall(data)
     deadline = time.monotonic() + 60
     wanted = before + 5 * len(frames) * 0.9  # of five processes; the launcher reports none
-    while attack.server.metrics()["penstock:malformed_frames_total"] < wanted:
+    while attack.server.metrics()["penstock_malformed_frames_total"] < wanted:
         assert time.monotonic() < deadline, attack.server.metrics()
         time.sleep(0.2)
     for frame in frames[:6]:

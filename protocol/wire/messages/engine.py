@@ -40,6 +40,16 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return min(blocks, -(-(self.window - 1 + most_step) // block_size) + 1)
 
 
+class Adapter(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A low-rank adapter (LoRA) that an engine has for its model."""
+
+    name: str
+    """By which clients choose it."""
+    digest: str
+    """Of its content. Requests name it, and so do the KV blocks that it has a part in: files that
+    change make another adapter of it."""
+
+
 TaskPrompts = Literal["chunks", "all", "whole"]
 """How prompts are computed of which a task other than to generate makes something. ``chunks``: as
 any prompt. ``all``: in chunks, but every position anew, since the cache has K and V alone.

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -41,6 +41,7 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     """Whether it can generate."""
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
+    adapters: list[Adapter] = []
 
     @property
     def done(self) -> list[str]:
@@ -234,13 +235,25 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     their launcher ends them."""
 
 
+class Exemplar(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An observation of a histogram that belongs to a trace."""
+
+    bucket: int
+    trace_id: str
+    value: float
+    at: float
+    """Seconds since 1970."""
+
+
 class MetricSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One metric of one process. ``name`` indexes ``penstock.protocol.process.metrics.METRICS``."""
+    """One metric of one process. ``name`` is one of ``metric_declarations.METRICS``."""
 
     name: str
     labels: list[str]
     values: list[float]
     """A counter or gauge: one value. A histogram: a count for each bucket, then the sum."""
+    exemplars: list[Exemplar] = []
+    """Of a histogram: one for a bucket at most."""
 
 
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -258,6 +271,8 @@ class ProcessMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     incarnation: int
     """0 for the total of the dead."""
     report: MetricsReport
+    number: int = 0
+    """Which of its service's processes it is, from 0 on; a number that is free is given again."""
 
 
 class MetricsAnswer(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):

@@ -132,6 +132,7 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prompt_kind: PromptKind = "text"
     """What the client sent, also when it has become tokens since."""
     adapter: str = ""
+    """Digest of the adapter that is added to the model; empty: none is."""
     tenant: str = ""
     priority: RequestPriority = 0
     cache_salt: CacheSalt = ""
@@ -228,6 +229,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=20, gc=False):
     """``RequestHead.model``, for those who do not decode the work."""
     choices: int = 1
     """Choices still open, likewise: what the request weighs."""
+    trace: str = ""
+    """``RequestHead.trace``, likewise, where this server's own spans are recorded."""
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
@@ -292,6 +295,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     give it up."""
     task: TaskName = "generate"
     """``RequestHead.task``, likewise: engines that do not do it do not get it."""
+    trace: str = ""
+    """As ``Submit.trace``."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
 from penstock.protocol.wire.messages.tokens import RowPooled
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -48,6 +48,7 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """Whether it generates."""
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
+    adapters: list[Adapter] = []
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -170,6 +171,10 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What is to be made of the prompt, once it is computed, instead of a token."""
     second: int = 0
     """Where the second text of a pair begins; 0: there is none."""
+    adapter: str = ""
+    """Digest of its adapter; empty: it has none."""
+    trace: str = ""
+    """The trace that its request belongs to, where it is sampled: 55 characters."""
     most: int = 0
     """Tokens at which the sequence ends at the latest; 0: nobody says."""
     corpus: bytes = b""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.config.machine import Machine
+from penstock.protocol.process.limited_process import answer_within
 from penstock.services.commands.doctor.finding import Finding, of_bytes
 from penstock.services.commands.doctor.software import version
 
@@ -19,8 +19,6 @@ LITTLE_MEMORY = 2 * GIB
 """The built-in model needs about so much: every process has libraries of its own."""
 PROBE_S = 180.0
 """It imports torch, which reads hundreds of megabytes, and computes something on each GPU."""
-END_S = 5.0
-"""For a process that was killed; one that waits in the driver may not end at all."""
 CAPABILITY = (7, 5)
 """The least for which torch's present builds have code."""
 
@@ -100,28 +98,8 @@ def probed(environment: Mapping[str, str], limit_s: float = PROBE_S) -> Probe:
     """Asked in a process of its own: torch may be absent, hang, or end the process. One that does
     not end within ``limit_s`` is killed, and left behind where even that does not end it."""
     command = [sys.executable, "-m", "penstock.services.worker.device_probe"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=dict(environment),
-    )  # fmt: skip
-    try:
-        output, errors = process.communicate(timeout=limit_s)
-        said = errors.decode("utf-8", "replace").strip().splitlines()
-        why = said[-1] if said and process.returncode else f"it ended with {process.returncode}"
-    except subprocess.TimeoutExpired as expired:
-        output = expired.output or b""
-        why = f"it took longer than {limit_s:g} s" + _killed(process)
-    return _read(output.decode("utf-8", "replace"), why)
-
-
-def _killed(process: subprocess.Popen[bytes]) -> str:
-    """What is to be said of a process that had to be killed."""
-    process.kill()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        return f", and process {process.pid} cannot be ended: it waits in the driver"
-    return ""
+    answer = answer_within(command, limit_s, environment)
+    return _read(answer.output, answer.ending)
 
 
 def _read(output: str, why: str) -> Probe:

@@ -269,7 +269,9 @@ class ModelCard(Given, kw_only=True):
     created: Created
     owned_by: str = "penstock"
     root: Annotated[str, Meta(description="The model's first name.")]
-    parent: None = None
+    parent: Annotated[
+        str | None, Meta(description="Of an adapter: the model that it is added to.")
+    ] = None
     max_model_len: Annotated[Count, Meta(description="Tokens of prompt and output together.")]
     tasks: Annotated[list[str], Meta(description="What it does: generate, embed, score, classify.")]
 

@@ -22,7 +22,7 @@ import torch
 from penstock.kernels.gpu.cache_keys import make_keys_stable
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.process.trace import PREPARE, TRACE
-from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
 from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
@@ -96,6 +96,7 @@ class GpuExecutor:
     """None: no step of its graphs hands out hidden states."""
     generates = True
     labels: list[str] = []
+    adapters: list[Adapter] = []
     described = ""
 
     max_in_flight = RING - 1

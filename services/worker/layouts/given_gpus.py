@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from penstock.protocol.config import ConfigError
-from penstock.services.worker.cuda_driver import CudaDevice, read_devices
+from penstock.services.worker.cuda_driver import CudaDevice, read_devices_in_time
 from penstock.services.worker.gpus import GPUS, Gpu, gpu_named, gpu_of_driver
 from penstock.services.worker.plan import PlannedDevice, device_found, device_of
 
@@ -30,7 +30,7 @@ class GivenGpus(msgspec.Struct, frozen=True):
 def given_gpus(text: str) -> GivenGpus:
     """From ``8xh100``, or from what this machine has: ``auto``. Raises ``ConfigError``."""
     if text == AUTO:
-        return gpus_of(read_devices(), f"--gpus {AUTO}")
+        return gpus_of(read_devices_in_time(), f"--gpus {AUTO}")
     found = _GIVEN.fullmatch(text)
     if found is None:
         raise ConfigError(

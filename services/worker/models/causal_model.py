@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.models.specification import CacheSpecification
 
 
@@ -25,6 +26,14 @@ class StepAttention(Protocol):
         """
 
 
+class StepAdapters(NamedTuple):
+    """The rows of a step by adapter; those without one are in no group."""
+
+    all: Sequence[AdapterRows] = ()
+    sampled: Sequence[AdapterRows] = ()
+    """Numbered as ``StepInputs.sampled`` lists them."""
+
+
 class StepInputs(NamedTuple):
     """One step on the device. N rows: decode rows, then chunks, then padding."""
 
@@ -35,6 +44,7 @@ class StepInputs(NamedTuple):
     attention: StepAttention
     sampled: Tensor | None
     """int64: the rows whose logits are wanted; ``None``: all."""
+    adapters: StepAdapters = StepAdapters()
 
 
 class CausalModel(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
 from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_specification import LayerLinears
 from penstock.services.worker.models.sizes import num_parameters
 from penstock.services.worker.models.specification import (
     Attention,
@@ -35,6 +37,10 @@ from penstock.services.worker.models.weights import (
     LayerWeights,
     NormWeights,
 )
+
+if TYPE_CHECKING:
+    from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, Product
+    from penstock.services.worker.adapters.model_adapters import ModelAdapters
 
 Tables = dict[Rotary | None, tuple[Tensor, Tensor]]
 """Cosines and sines of each rotary embedding: see ``cos_sin_table``."""
@@ -93,12 +99,20 @@ def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
 class _Layer:
     """One layer as it is computed: its linear layers packed, norm weights in fp32."""
 
-    def __init__(self, layer: Layer, weights: LayerWeights) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        weights: LayerWeights,
+        products: LayerLinears[AdaptedLinear] | None = None,
+    ) -> None:
+        """products: of its linear layers; by default they themselves."""
         attention, mlp = layer.attention, layer.mlp
         self.attention = attention
         self.linears = weights.linears
         for linear in self.linears:
             linear.pack()
+        self.products: LayerLinears[Product] = LayerLinears(*(products or weights.linears))
+        """What computes them."""
         self.activate = (activation.gated if mlp.gated else activation.plain)(mlp.activation)
         self.input_norm = _norm(layer.input_norm, weights.input_norm)
         self.mlp_norm = _norm(layer.mlp_norm, weights.mlp_norm)
@@ -113,13 +127,13 @@ class _Layer:
             self.head_norm = _QueryKeyNorm(attention, attention.qk_norm, query, key)
 
     def add_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
-        return self._add(residual, self.linears.output, attended, self._output_norm)
+        return self._add(residual, self.products.output, attended, self._output_norm)
 
     def add_mlp(self, residual: Tensor, x: Tensor) -> Tensor:
-        up = self.activate(self.linears.up(x))
-        return self._add(residual, self.linears.down, up, self._down_norm)
+        up = self.activate(self.products.up(x))
+        return self._add(residual, self.products.down, up, self._down_norm)
 
-    def _add(self, residual: Tensor, linear: Linear, x: Tensor, norm: _Norm | None) -> Tensor:
+    def _add(self, residual: Tensor, linear: Product, x: Tensor, norm: _Norm | None) -> Tensor:
         if norm is None and self._multiplier == 1.0:
             return linear.add_to(residual, x)
         product = linear(x)
@@ -141,6 +155,8 @@ class Decoder:
         self.hidden_size = specification.hidden_size
         self.num_parameters = num_parameters(specification)
         self.caches: list[CacheSpecification] = [cache_of(each) for each in specification.layers]
+        self.adapters: ModelAdapters | None = None
+        """To be set before ``prepare``; ``None``: no row has one."""
         self._layers: list[_Layer] = []
         self._norm: _Norm | None = None
         self._lm_head: Linear | None = None
@@ -171,7 +187,10 @@ class Decoder:
         weights = self.weights
         if self.device.type != "cpu":
             give_words(self.linears())
-        self._layers = [_Layer(*each) for each in zip(layers, weights.layers, strict=True)]
+        adapters = self.adapters
+        products = [None] * len(layers) if adapters is None else adapters.layers
+        parts = zip(layers, weights.layers, products, strict=True)
+        self._layers = [_Layer(*each) for each in parts]
         weights.layers.clear()  # nobody needs their norms any more
         self._norm = _norm(self.specification.norm, weights.norm)
         if self.specification.predicts:
@@ -249,13 +268,17 @@ class Decoder:
         residual = self._embedding(step.tokens)
         if self._embedding_multiplier != 1.0:
             residual = residual * self._embedding_multiplier
-        last = self._layers[-1]
+        last, adapters = self._layers[-1], self.adapters
+        if adapters is not None:
+            adapters.step.groups = step.adapters.all
         for number, layer in enumerate(self._layers):
             x = residual if layer.input_norm is None else layer.input_norm(residual)
             attended = self._attention(x, number, step.attention, tables)
             if layer is last and rows is not None:
                 residual, attended = residual.index_select(0, rows), attended.index_select(0, rows)
                 x = x.index_select(0, rows) if layer.parallel else x
+                if adapters is not None:
+                    adapters.step.groups = step.adapters.sampled
             summed = layer.add_attention(residual, attended)
             if not layer.parallel:
                 x = residual = summed
@@ -275,7 +298,7 @@ class Decoder:
         layer = self._layers[number]
         part = layer.attention
         heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
-        fused = layer.linears.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
+        fused = layer.products.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
         query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
         if layer.head_norm is not None:
             query_key = layer.head_norm(query_key)

@@ -37,6 +37,9 @@ class Linear:
         """Whether ``weight`` tells shape and type alone: see ``QuantizedLinear``."""
         self.compressed: CompressedWeight | None = None
         """The same weight, beside the plain one."""
+        self.order: Tensor | None = None
+        """[n]: which of its first n outputs, as they are stored, stands at each place; ``None``: it
+        was not reordered."""
 
     @classmethod
     def allocate(
@@ -89,10 +92,14 @@ class Linear:
     def reorder(self, outputs: Tensor) -> None:
         """Let its first outputs be those of these numbers, in this order; all of them are among the
         first."""
+        self._remember(outputs)
         for tensor in (self.weight, self.bias):
             if tensor is not None:
                 order = outputs.to(tensor.device)
                 tensor[: len(outputs)] = tensor.index_select(0, order)
+
+    def _remember(self, outputs: Tensor) -> None:
+        self.order = outputs.cpu() if self.order is None else self.order[outputs.cpu()]
 
     def make_plain(self) -> None:
         """Leave codes for a plain weight, where it is quantized."""

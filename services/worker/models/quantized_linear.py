@@ -130,6 +130,7 @@ class QuantizedLinear(Linear):
 
     def reorder(self, outputs: Tensor) -> None:
         """See ``Linear``; outputs stay among those of their part."""
+        self._remember(outputs)
         if self.bias is not None:
             self.bias[: len(outputs)] = self.bias.index_select(0, outputs.to(self.device))
         for place, (first, last, piece) in enumerate(list(self._places())):

@@ -47,7 +47,7 @@ class RankDecoder(Decoder):
     ) -> None:
         """whole: the model of all ranks; specification: of this one's weights."""
         super().__init__(specification, weights)
-        self.ranks = ranks
+        self.ranks, self.whole = ranks, whole
         self.vocab_size = whole.vocab_size
         place = ranks.place
         self.grouped: LayerGroups = of_layers(

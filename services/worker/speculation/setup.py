@@ -9,26 +9,17 @@ from penstock.services.worker.speculation.proposer import SpeculativeProposer
 from penstock.services.worker.speculation.step_costs import DraftBudget
 from penstock.services.worker.speculation.text_proposers import NgramProposer, SuffixProposer
 
-LEAST_POSITIONS = 16
-"""``auto`` drafts where KV memory has so many times the positions that all rows of a step may bring
-at once: they are reserved, and others wait for them."""
-
 
 def make_drafting(config: Config, sizes: EngineSizes, *, generates: bool) -> Drafting | None:
     """``None``: nothing is drafted. Raises ``ConfigError`` where the sizes leave no room for drafts
     that were asked for by name."""
     wanted = config.speculation
-    if wanted.speculative == "off" or not generates:
+    if wanted.speculative in {"auto", "off"} or not generates:
         return None
     if config.device.device != "cpu" or config.cluster.world_size > 1:
         return None
-    automatic = wanted.speculative == "auto"
     most = min(wanted.speculative_tokens, sizes.max_num_batched_tokens // sizes.max_num_seqs - 1)
-    if automatic:
-        most = min(most, sizes.kv_tokens // (LEAST_POSITIONS * sizes.max_num_seqs) - 1)
     if most < 1:
-        if automatic:
-            return None
         raise ConfigError(
             f"--speculative {wanted.speculative}: a step holds {sizes.max_num_batched_tokens} "
             f"tokens (--max-num-batched-tokens) of {sizes.max_num_seqs} sequences "

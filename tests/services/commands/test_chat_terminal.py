@@ -173,11 +173,11 @@ def test_ctrl_c_ends_an_answer_at_the_server_and_a_second_one_leaves(
     server: Served, tmp_path: Path
 ) -> None:
     def running() -> float:
-        return server.metrics()["penstock:num_requests_running"]
+        return server.metrics()["penstock_requests_running"]
 
     flags = ("--max-tokens", "1800", "--set", "ignore_eos=true")
     with chat(server.url, tmp_path, *flags) as seen:
-        before = server.metrics().get("penstock:generation_tokens_total", 0)
+        before = server.metrics().get("penstock_generation_tokens_total", 0)
         written = len(seen.raw)
         seen.type("hello\r")
         seen.until(lambda: len(seen.raw) > written + 300, "streamed")
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_an_answer_at_the_server_and_a_second_one_leaves(
         seen.sees("(interrupted)")
         seen.at_prompt()
         assert eventually(lambda: running() == 0, 4)
-        assert server.settled()["penstock:generation_tokens_total"] < before + 1700
+        assert server.settled()["penstock_generation_tokens_total"] < before + 1700
         seen.type("half a line\x03")
         seen.at_prompt()
         seen.type("\x03")

@@ -23,7 +23,7 @@ from served import Served
 from penstock import __version__
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.terminal import style_of
-from penstock.protocol.process import running_servers
+from penstock.protocol.process import limited_process, running_servers
 from penstock.services.commands.doctor import hardware, places, smoke
 from penstock.services.commands.doctor.finding import Finding, Section, as_text, verdict
 from penstock.services.commands.doctor.hardware import (
@@ -379,7 +379,7 @@ def test_a_probe_that_cannot_be_ended_is_left_behind(
     started: list[subprocess.Popen[bytes]] = []
     # As a process that waits in the driver takes it.
     monkeypatch.setattr(subprocess.Popen, "kill", lambda process: started.append(process))
-    monkeypatch.setattr(hardware, "END_S", 0.1)
+    monkeypatch.setattr(limited_process, "END_S", 0.1)
     probe = probed(with_torch(tmp_path, "import time\ntime.sleep(600)\n"), limit_s=0.2)
     (stuck,) = started
     assert stuck.poll() is None

@@ -211,10 +211,10 @@ class Client:
     async def counted(self, route: str) -> dict[str, int]:
         """The route's answers that ``/metrics`` tells of, by their status."""
         _, text, _ = await self.get("/metrics")
-        begin = f'penstock:http_requests_total{{route="{route}",status="'
+        begin = f'penstock_http_requests_total{{route="{route}",status="'
         lines = [line for line in text.decode().splitlines() if line.startswith(begin)]
         found = (line.removeprefix(begin).split('"} ') for line in lines)
-        return {status: int(count) for status, count in found}
+        return {status: int(float(count)) for status, count in found}
 
     async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
         """All ``data:`` events of a stream: decoded JSON, or the text that is none."""

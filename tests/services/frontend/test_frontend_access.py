@@ -197,7 +197,7 @@ def test_metrics_render_the_snapshot_of_all_processes() -> None:
         status, text, response = await client.get("/metrics")
         assert status == 200
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-        assert b'penstock:http_requests_total{route="/live",status="200"} 21\n' in text
+        assert b'penstock_http_requests_total{route="/live",status="200"} 21.0\n' in text
 
     run(use)
 

@@ -94,7 +94,7 @@ def test_a_client_that_leaves_cancels_its_request(script: Any, stream: bool, res
         await asyncio.sleep(0.02)
         assert client.gateway.cancelled == [1]
         _, text, _ = await client.get("/metrics")
-        assert b'request_finished_total{reason="abort"} 2\n' in text
+        assert b'requests_finished_total{reason="abort"} 2.0\n' in text
 
     run(use, script)
 
@@ -324,7 +324,7 @@ def test_no_timer_is_left_when_no_stream_is_open() -> None:
 def finished(client: Client) -> float:
     """Requests that have ended or were cancelled."""
     samples = client.gateway.registry.report().samples
-    found = [one for one in samples if one.name == "request_finished_total"]
+    found = [one for one in samples if one.name == "requests_finished_total"]
     ends = {tuple(one.labels): one.values[0] for one in found}
     return ends.get(("stop",), 0) + ends.get(("abort",), 0)
 

@@ -178,7 +178,7 @@ def test_requests_a_minute_are_counted_and_the_third_is_told_when_to_come_back(k
         status, _, _ = await client.get("/v1/models", headers=ann)
         assert status == 200
         _, text, _ = await client.get("/metrics", headers={"x-api-key": "of-the-flag"})
-        assert b'penstock:requests_limited_total{limit="requests"} 1' in text
+        assert b'penstock_requests_limited_total{limit="requests"} 1.0' in text
 
     gateway = run(use, config=keys.config)
     assert len(gateway.works) == 3

@@ -183,15 +183,15 @@ def test_the_status_sums_the_living_and_counts_the_dead_ones_tokens() -> None:
     gateway = ShownGateway()
     first, second, dead = Registry(), Registry(), Registry()
     for registry, running, waiting, used in ((first, 2, 5, 10), (second, 1, 0, 4)):
-        registry.set("num_requests_running", running)
-        registry.set("num_requests_waiting", waiting)
+        registry.set("requests_running", running)
+        registry.set("requests_waiting", waiting, "new")
         registry.set("queue_depth", waiting, "scheduler")
         registry.set("kv_blocks_used", used)
-        registry.set("kv_blocks_total", 100)
+        registry.set("kv_blocks", 100)
         registry.counter("generation_tokens_total").value = 1000
         registry.counter("prefix_cache_query_tokens_total").value = 40
         registry.counter("prefix_cache_hit_tokens_total").value = 16
-    dead.set("num_requests_running", 50)
+    dead.set("requests_running", 50)
     dead.set("engine_info", 1, "cpu", "float32")
     first.set("engine_info", 1, "NVIDIA H200", "bfloat16")
     second.set("engine_info", 1, "NVIDIA H200", "bfloat16")

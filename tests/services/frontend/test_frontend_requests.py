@@ -405,12 +405,12 @@ def test_latencies_and_finish_reasons_are_counted() -> None:
         await client.post(TEXT, {"prompt": ""})
         _, text, _ = await client.get("/metrics")
         lines = dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[0] != "#")
-        assert lines["penstock:time_to_first_token_seconds_count"] == "2"
-        assert lines["penstock:inter_token_latency_seconds_count"] == "6"
-        assert lines["penstock:e2e_request_latency_seconds_count"] == "2"
-        assert lines['penstock:request_finished_total{reason="stop"}'] == "3"
-        name = "penstock:http_requests_total"
-        assert lines[f'{name}{{route="/v1/completions",status="200"}}'] == "2"
-        assert lines[f'{name}{{route="/v1/completions",status="400"}}'] == "1"
+        assert lines["penstock_time_to_first_token_seconds_count"] == "2.0"
+        assert lines["penstock_inter_token_latency_seconds_count"] == "6.0"
+        assert lines["penstock_e2e_request_latency_seconds_count"] == "2.0"
+        assert lines['penstock_requests_finished_total{reason="stop"}'] == "3.0"
+        name = "penstock_http_requests_total"
+        assert lines[f'{name}{{route="/v1/completions",status="200"}}'] == "2.0"
+        assert lines[f'{name}{{route="/v1/completions",status="400"}}'] == "1.0"
 
     run(use, say("a", "b", "c"))

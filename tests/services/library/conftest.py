@@ -22,6 +22,6 @@ def end_with_its_processes(llm: LLM) -> None:
     with llm:
         launcher = psutil.Process(llm._server.process.pid)
         processes = [launcher, *launcher.children(recursive=True)]
-    assert len(processes) > 5
+    assert len(processes) >= 5
     _, alive = psutil.wait_procs(processes, 10)
     assert not alive

@@ -319,7 +319,8 @@ def test_a_request_says_whose_it_is_how_urgent_and_of_which_trace(
         ({"deadline_s": 0}, ValueError, "deadline_s is 0"),
         ({"timeout": 3}, TypeError, "generate() has no parameter 'timeout': use deadline_s"),
         ({"use_tqdm": False}, TypeError, "'use_tqdm': use progress"),
-        ({"lora_request": None}, TypeError, "'lora_request': adapters are not supported yet"),
+        ({"lora_request": None}, TypeError, "'lora_request': adapter=NAME names one"),
+        ({"adapter": "x" * 129}, ValueError, "adapter has 129 characters"),
     ],
 )
 def test_terms_that_cannot_be_honoured_are_refused_by_name(

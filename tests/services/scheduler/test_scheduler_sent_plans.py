@@ -14,6 +14,7 @@ from penstock.protocol.process.participant import Status
 from penstock.protocol.wire.messages.steps import StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.core import Batches
 from penstock.services.scheduler.failures import MAX_STRIKES
+from penstock.services.scheduler.meters import EngineMeters
 from penstock.services.scheduler.sent_plans import RESEND_SECONDS, SentPlans
 from penstock.services.scheduler.service import SchedulerService
 
@@ -89,6 +90,7 @@ class Loop(SchedulerService):
 
     def __init__(self, engine: Engine, outbox: Outbox) -> None:
         self.core = engine.core
+        self._meters = EngineMeters(Registry(), "m")
         self.status = Status()
         self.log = logging.getLogger("test")  # type: ignore[assignment]
         self.group = Group(engine.core.epoch)  # type: ignore[assignment]

@@ -15,6 +15,7 @@ from penstock.protocol.prefix_digest import DIGEST_BYTES, chain_root, extended
 from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import EndReason, RowPooled, TokenBatch
+from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import make_policy
@@ -136,12 +137,12 @@ def test_an_engine_without_chunks_must_hold_its_longest_prompt_in_a_step() -> No
 
 
 def test_an_engine_refuses_by_name_what_it_does_not_do() -> None:
-    core = SchedulerCore(small(), 1, make_policy("fcfs"), True, 10, tasks=["embed"])
+    core = SchedulerCore(small(), 1, make_policy("fcfs"), True, 10, offers=Offers(["embed"]))
     refused = core.add(1, 0, "t", token_work(prompt(5)), 0.0)
     assert refused is not None and (refused.status, refused.retry_elsewhere) == (503, True)
     assert "does not do the task 'generate'; it does: embed" in refused.message
     assert core.add(2, 0, "t", pooling(5), 0.0) is None
-    core.restart(2, tasks=["generate"])  # the next worker does something else
+    core.restart(2, offers=Offers(["generate"]))  # the next worker does something else
     assert core.add(3, 0, "t", token_work(prompt(5)), 0.0) is None
     assert core.add(4, 0, "t", pooling(5), 0.0) is not None
 

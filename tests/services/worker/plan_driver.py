@@ -23,9 +23,15 @@ GREEDY = SlotSampling(0.0, 0, 1.0, 0)
 
 class Sequence:
     def __init__(
-        self, name: int, prompt: list[int], sampling: SlotSampling, choice: int = 0
+        self,
+        name: int,
+        prompt: list[int],
+        sampling: SlotSampling,
+        choice: int = 0,
+        adapter: str = "",
     ) -> None:
         self.name = name
+        self.adapter = adapter
         self.choice = choice
         self.prompt = prompt
         self.sampling = sampling
@@ -95,6 +101,7 @@ class PlanDriver:
         *,
         samplings: list[SlotSampling] | None = None,
         choices: list[int] | None = None,
+        adapters: list[str] | None = None,
         chunk: int | None = None,
         running: int = 64,
         preemptions: int = 0,
@@ -109,6 +116,7 @@ class PlanDriver:
                 prompt,
                 samplings[i] if samplings else GREEDY,
                 choices[i] if choices else 0,
+                adapters[i] if adapters else "",
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -141,6 +149,7 @@ class PlanDriver:
                         sequence.sampling.packed(),
                         sequence.choice,
                         None if sequence.output else prompt_logprobs,
+                        adapter=sequence.adapter,
                         most=len(sequence.prompt) + max_tokens,
                         corpus=b"corpus",
                     )

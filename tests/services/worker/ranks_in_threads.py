@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -83,9 +83,10 @@ def ranks_of(
     sizes: EngineSizes,
     dtype: torch.dtype = torch.float32,
     online: str = "none",
+    prepare: Callable[[RankDecoder], object] = lambda model: None,
 ) -> Iterator[Ranks]:
     """A model that is divided so. sizes: its groups of layers are filled in; online: as
-    ``--quantization`` says."""
+    ``--quantization`` says; prepare: is given each rank's model before its executor is made."""
     info = read_model_info(folder)
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(tensor * pipeline)]
@@ -94,6 +95,7 @@ def ranks_of(
             ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
             model = load_model(info, dtype, CPU, lambda note: None, online=online, ranks=ranks)
             assert isinstance(model, RankDecoder)
+            prepare(model)
             executor = LoadedModel(model, "a test").executor(sizes)
             assert isinstance(executor, RankExecutor)
             executor.grammars.serve(tokenizer_loader(info))

@@ -17,6 +17,7 @@ from test_worker_plan import GEMMA3_12B, LLAMA_8B, LLAMA_70B, config_for, planne
 from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.protocol.config import Config, ConfigError, DeviceConfig, LoadingConfig
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.process.limited_process import LimitedAnswer
 from penstock.services import cli
 from penstock.services.launcher import named_model
 from penstock.services.worker import cuda_driver
@@ -352,7 +353,14 @@ class FakeDriver:
 
 
 def show(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """The CUDA devices of this host, also for the process that is asked for them."""
+
+    def answer(command: list[str], limit_s: float) -> LimitedAnswer:
+        assert (command[1:], limit_s) == (["-m", cuda_driver.__name__], cuda_driver.DRIVER_S)
+        return LimitedAnswer(json.dumps(cuda_driver.read_devices()), True, "it ended with 0")
+
     monkeypatch.setattr(cuda_driver.ctypes, "CDLL", lambda name: FakeDriver(list(names)))
+    monkeypatch.setattr(cuda_driver, "answer_within", answer)
 
 
 def test_auto_is_what_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +371,12 @@ def test_auto_is_what_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.count, found.gpu) == (2, GPUS["h100"])
     assert found.device.total == 79 << 30, "the smaller of the two"
     assert str(found) == f"2 × {h100}"
+
+
+def test_a_driver_that_hangs_is_named_and_waited_for_no_longer_than_its_limit() -> None:
+    with pytest.raises(ConfigError, match=r"it took longer than 0 s\. nvidia-smi and dmesg may"):
+        cuda_driver.read_devices_in_time(0)
+    assert cuda_driver.read_devices_in_time() == cuda_driver.read_devices()
 
 
 def test_auto_refuses_what_it_cannot_plan_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from pretended_memory import PretendedMemory
 from tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
 
 from penstock.kernels import attention, sdpa_attention
+from penstock.kernels.attention_backend import CacheShape, QuerySpans
 from penstock.kernels.gpu import decode_attention, prefill_attention, sampler_memory, shared_prefix
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.few_rows_linear import NARROW
@@ -235,6 +237,24 @@ def test_what_a_step_takes_is_without_the_kv_memory_of_its_profile(tiny_folder: 
         for size in (8, 64)
     )
     assert abs(small - large) < TOLERANCE * small
+
+
+def test_attention_of_a_long_chunk_takes_no_more_than_is_counted() -> None:
+    heads, kv_heads, dim, start, count = 16, 8, 128, 3000, 300
+    width = -(-(start + count) // 128) * 8
+    shape = CacheShape(kv_heads, width, 16, dim, heads, torch.float32, exact=True)
+    tables = np.arange(width, dtype=np.int64)[None]
+    spans = QuerySpans(np.zeros(1, np.int64), np.array([start]), np.array([count]), tables)
+    batches = attention.ReferenceAttention().plan(spans, shape, CPU)
+    with PretendedMemory(1 << 30) as memory:
+        keys, values = torch.zeros(shape[:4]), torch.zeros(shape[:4])
+        query = torch.zeros(count, heads, dim)
+        memory.begin()
+        before = memory.held()
+        out = attention.paged_attention(query, keys, values, batches, 1.0)
+    taken = memory.peak - before - out.nbytes
+    counted = 4 * 4 * plain_memory.GATHERED_ELEMENTS["cpu"]
+    assert counted / 2 < taken <= counted
 
 
 def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> None:

@@ -1,0 +1,62 @@
+"""``--lora``: how adapters are written, and what they cannot be combined with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.protocol.config.fields import Config
+from penstock.protocol.shown_values import show
+
+MAX_NAME = 256
+"""Characters of an adapter's name."""
+
+
+class NamedFolder(NamedTuple):
+    name: str
+    folder: Path
+
+
+def named_folders(config: Config) -> list[NamedFolder]:
+    """The adapters that a server begins with; of a configuration without contradictions."""
+    pairs = (one.partition("=") for one in config.loading.lora)
+    return [NamedFolder(name, Path(os.path.expanduser(path))) for name, _, path in pairs]
+
+
+def unfit_name(name: str) -> str:
+    """Why an adapter cannot have a name, in words; empty: it can."""
+    if not name:
+        return "the name is empty"
+    if len(name) > MAX_NAME:
+        return f"the name has {len(name)} characters; at most {MAX_NAME} are allowed"
+    return "" if name.isprintable() else "the name holds characters that cannot be printed"
+
+
+def contradictions_of_adapters(config: Config) -> Iterator[str]:
+    """One line for each way in which ``--lora`` cannot be followed."""
+    given, loading = config.loading.lora, config.loading
+    if not given:
+        return
+    names: set[str] = set()
+    for one in given:
+        name, equals, path = one.partition("=")
+        if reason := unfit_name(name) if equals and path else "it is not NAME=FOLDER":
+            yield f"--lora {show(one)}: {reason}"
+        if name in names or (not config.model.models and name in config.model.names()):
+            yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
+        names.add(name)
+    if len(given) > loading.max_loras:
+        yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
+    if len(config.model.models) > 1:
+        yield (
+            f"--lora with {len(config.model.models)} models: adapters belong to one model; serve "
+            "the others by a server of their own"
+        )
+    if config.device.device in ("cuda", "null"):
+        yield f"--lora with --device {config.device.device}: adapters are computed on CPUs alone"
+    if config.model.model_impl == "transformers":
+        yield "--lora with --model-impl transformers: adapters belong to models of our own families"
+    if config.model.task not in ("auto", "generate") or config.model.pooling != "auto":
+        yield "--lora with --task or --pooling: adapters are for models that generate alone"

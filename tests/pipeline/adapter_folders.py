@@ -1,0 +1,58 @@
+"""PEFT folders with random adapters, written without peft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+PREFIX = "base_model.model."
+
+
+def linears_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the linear layers of a checkpoint of Llama's kind."""
+    config = json.loads((folder / "config.json").read_text())
+    hidden, width, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
+    sizes = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden),
+        "mlp.down_proj": (hidden, width),
+    }  # fmt: skip
+    layers = range(config["num_hidden_layers"])
+    return {f"model.layers.{at}.{name}": size for at in layers for name, size in sizes.items()}
+
+
+def write_adapter(
+    folder: Path,
+    modules: dict[str, tuple[int, int]],
+    *,
+    seed: int = 0,
+    ranks: Callable[[str], int] = lambda name: 4,
+    config: dict[str, Any] | None = None,
+    tensors: dict[str, Tensor] | None = None,
+    without: Collection[str] = (),
+) -> Path:
+    """``tensors``: further ones, or others of these names; ``without``: names that are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+    for name, (outputs, inputs) in modules.items():
+        rank = ranks(name)
+        for which, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+            drawn = torch.randn(shape, generator=generator) * 0.2
+            found[f"{PREFIX}{name}.lora_{which}.weight"] = drawn
+    found |= tensors or {}
+    for name in without:
+        del found[name]
+    save_file(found, folder / "adapter_model.safetensors")
+    kinds = sorted({name.rpartition(".")[2] for name in modules})
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": kinds}
+    (folder / "adapter_config.json").write_text(json.dumps(settings | (config or {})))
+    return folder

@@ -1,0 +1,113 @@
+"""Spans of one process: what they say, when there are none, and that a collector that is away costs
+nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+from otlp_receiver import collecting
+
+from penstock.protocol.process.spans import SPANS, Spans, is_sampled
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01"
+UNSAMPLED = f"00-{TRACE}-00f067aa0ba902b7-00"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+
+
+def test_off_nothing_is_wanted_and_the_sdk_is_not_imported() -> None:
+    assert not SPANS.on
+    assert SPANS.wanted(SAMPLED) == ""
+    code = (
+        "import sys, penstock.services.scheduler.service, penstock.services.router.service, "
+        "penstock.services.frontend.service, penstock.services.tokenizer.service; "
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_span_is_below_the_clients_and_stages_are_below_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-team=blue")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "chat-eu")
+        spans, now = Spans(), time.monotonic()
+        spans.begin("frontend")
+        request = spans.open("chat m", SAMPLED, now - 2.0, {"gen_ai.operation.name": "chat"})
+        assert request is not None
+        assert spans.wanted(request.traceparent) == request.traceparent
+        assert request.traceparent[3:35] == TRACE
+        spans.record("encode", request.traceparent, now - 1.5, now - 0.5, {"penstock.n": 3})
+        spans.record_continuation("engine", request.traceparent, now - 0.5, "its engine was lost")
+        request.event("first token", now - 0.5)
+        request.end({"gen_ai.usage.output_tokens": 7}, "timeout_error")
+        found = {s.name: s for s in collector.await_names(TRACE, {"chat m", "continuation"})}
+        spans.end()
+    own = found["chat m"]
+    assert (own.parent, own.process, own.service) == ("00f067aa0ba902b7", "frontend", "chat-eu")
+    assert own.attributes["gen_ai.usage.output_tokens"] == 7
+    assert own.failed
+    assert own.attributes["error.type"] == "timeout_error"
+    encode = found["encode"]
+    assert encode.parent == own.id == found["continuation"].parent
+    assert encode.ended - encode.begun == pytest.approx(1e9, rel=0.01)
+    assert collector.headers[0]["x-team"] == "blue"
+    assert not spans.on
+
+
+def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        spans, now = Spans(), time.monotonic()
+        spans.begin("frontend")
+        request = spans.open("chat m", UNSAMPLED, now, {})
+        assert request is not None
+        assert not is_sampled(request.traceparent)
+        assert spans.wanted(request.traceparent) == ""
+        spans.record("encode", request.traceparent, now, now, {})
+        request.end({})
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+        other = Spans()
+        other.begin("frontend")
+        unwanted = other.open("chat m", "", now, {})
+        assert unwanted is not None
+        assert not is_sampled(unwanted.traceparent)
+        spans.end()
+        other.end()
+        assert collector.spans == []
+
+
+def test_the_standard_variable_turns_all_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    spans = Spans()
+    spans.begin("frontend")
+    assert not spans.on
+    assert spans.open("chat m", SAMPLED, 0.0, {}) is None
+
+
+def test_without_a_collector_recording_and_ending_wait_for_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "64")
+    spans, now = Spans(), time.monotonic()
+    spans.begin("router")
+    began = time.thread_time()
+    for _ in range(1000):
+        spans.record("route", SAMPLED, now, now, {})
+    assert time.thread_time() - began < 5.0
+    spans.end()
+    assert time.monotonic() - now < 60.0

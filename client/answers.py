@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.client.meters import Meters, Usage
 from penstock.client.sink import RowExtras
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import (
     End,
@@ -203,9 +204,11 @@ class RequestProgress:
         meters: Meters,
         arrival: float,
         now: Callable[[], float] = time.monotonic,
+        task: str = GENERATE,
     ) -> None:
         """choices: of all prompts."""
         self.usage = Usage()
+        self.task = task
         self.meters = meters
         self.arrival = arrival
         self.now = now
@@ -213,8 +216,8 @@ class RequestProgress:
         """When the first token came, and when all choices had ended; 0 before."""
         self.queued_s = 0.0
         """Seconds that the last of its choices waited until an engine began with it."""
-        self.trace_id = ""
-        """Of the trace that it belongs to; empty: of none."""
+        self.exemplar_id = ""
+        """The trace that its latencies may be examples of; empty: none."""
         self.reasons: dict[str, None] = {}
         """Why its choices ended, each reason once."""
         self.engines: dict[str, None] = {}
@@ -252,7 +255,7 @@ class RequestProgress:
         if not self.first_at:
             self.first_at = now
             self.usage.first_token_s = now - self.arrival
-        self.meters.first_token(now - self.arrival, self.trace_id)
+        self.meters.first_token(now - self.arrival, self.exemplar_id)
 
     def on_end(self, end: End) -> None:
         """A choice ended without an error."""
@@ -276,7 +279,7 @@ class RequestProgress:
         """Every choice has ended without an error."""
         self.ended_at = self.now()
         self.usage.total_s = self.ended_at - self.arrival
-        self.meters.whole(self.usage, self._choices, self.trace_id)
+        self.meters.whole(self.usage, self._choices, self.exemplar_id, self.task)
 
 
 class AnswerSink:

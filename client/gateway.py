@@ -20,6 +20,7 @@ from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
+from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.served_engines import ServedEngines, adapter_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
@@ -42,7 +43,6 @@ from penstock.protocol.wire.messages.requests import Rejected, Work, prompts_of
 
 MAX_OPEN_REQUESTS = 16_384
 """For one model; each prompt of a batch counts as one."""
-METRICS_SECONDS = 1.0
 SLOW_ROUTER_BYTES = 32 * 1024 * 1024
 SILENT = frozenset({"launcher", "observer"})
 """Members that answer no questions which are put to all."""
@@ -80,7 +80,7 @@ class PipelineGateway:
         self._uninformed = 0
         """Requests that wait to hear what is served."""
         self._reported: set[str] = set()
-        """Models whose waits were ever told."""
+        """Models whose waits are told."""
         self._models: dict[str, ServedModel] = {}
         self._adapted: dict[str, ServedModel] = {}
         """Adapters by name, as models; a model's own name comes first."""
@@ -88,8 +88,10 @@ class PipelineGateway:
         self._mailbox = mailbox
         self._participant = participant
         self._questions = PeerQuestions(mailbox.address, mailbox.send)
-        self._metrics_waiters: list[asyncio.Future[MetricsAnswer]] = []
-        self._last_metrics = MetricsAnswer([])
+        question = MetricsQuery(mailbox.address)
+        self._metrics = PipelineMetrics(
+            participant, lambda: mailbox.send(participant.router_address, question)
+        )
         self._shed: Counter[str] = Counter()
 
     # --- what the HTTP layer calls
@@ -235,17 +237,9 @@ class PipelineGateway:
         return self.is_draining
 
     async def metrics(self) -> MetricsAnswer:
-        """The router's snapshot of all processes; the last known one when it does not answer."""
-        waiter: asyncio.Future[MetricsAnswer] = asyncio.get_running_loop().create_future()
-        self._metrics_waiters.append(waiter)
-        self._mailbox.send(self._participant.router_address, MetricsQuery(self._mailbox.address))
-        try:
-            return await asyncio.wait_for(waiter, METRICS_SECONDS)
-        except TimeoutError:
-            return self._last_metrics
-        finally:
-            if waiter in self._metrics_waiters:  # nobody answered, or the asker has left
-                self._metrics_waiters.remove(waiter)
+        """The router's snapshot of all processes; the last whole one while it does not answer, or
+        has not heard from all of them. Raises ``TimeoutError`` where none is known."""
+        return await self._metrics.newest()
 
     async def ask(self, service: str, what: str, about: bytes) -> list[bytes]:
         """The answers of all other processes of a service, or of all services, that have one."""
@@ -327,10 +321,10 @@ class PipelineGateway:
         metrics.counter("continuations_total", "frontend").value = float(ledger.continuations)
         waits = {name: state.admission.estimated_wait for name, state in self._states.items()}
         for name in self._reported - waits.keys():
-            metrics.set("estimated_wait_seconds", 0.0, name)  # it is no longer served
+            metrics.remove("estimated_wait_seconds", name)  # it is no longer served
         for name, wait in waits.items():
             metrics.set("estimated_wait_seconds", wait, name)
-        self._reported |= waits.keys()
+        self._reported = set(waits)
 
     def peers_gone(self, gone: dict[int, Peer], now: float) -> None:
         """The membership has changed; these have left it, if any have."""
@@ -346,11 +340,7 @@ class PipelineGateway:
 
     def handle(self, sender: int, message: Message, now: float) -> bool:
         if isinstance(message, MetricsAnswer):
-            self._last_metrics = message
-            waiters, self._metrics_waiters = self._metrics_waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(message)
+            self._metrics.arrived(message)
             return True
         if isinstance(message, Told):
             self._questions.told(message)

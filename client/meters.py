@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.protocol.process.metrics import Registry
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 
 
 class Usage:
@@ -41,18 +42,26 @@ class Meters:
         self._generation_tokens = registry.histogram("request_generation_tokens").observe
         self._registry = registry
 
-    def whole(self, usage: Usage, choices: int, trace_id: str) -> None:
-        """All choices of a request have ended without an error."""
-        self._end_to_end(usage.total_s, trace_id)
+    def whole(self, usage: Usage, choices: int, exemplar_id: str, task: str) -> None:
+        """All choices of a request have ended without an error. One that a tokenizer answers by
+        itself is none of those that latencies and lengths are told of."""
+        if task in OF_TOKENIZERS:
+            return
+        self._end_to_end(usage.total_s, exemplar_id)
         self._prompt_tokens(usage.prompt)
+        if task != GENERATE:  # it has no output
+            return
         self._generation_tokens(usage.completion)
         later = usage.completion - choices
         if usage.first_token_s and later > 0:
             seconds = choices * (usage.total_s - usage.first_token_s)
-            self._per_token(seconds / later, trace_id)
+            self._per_token(seconds / later, exemplar_id)
 
-    def ended(self, usage: Usage, model: str, key: str) -> None:
-        """A request has ended, however it did. ``model`` and ``key``: names of the operator's."""
+    def ended(self, usage: Usage, model: str, key: str, task: str) -> None:
+        """A request has ended, however it did. ``model`` and ``key``: names of the operator's.
+        What a tokenizer answers by itself is no usage: no engine has computed it."""
+        if task in OF_TOKENIZERS:
+            return
         inc = self._registry.inc
         inc("usage_tokens_total", model, "prompt", amount=usage.prompt)
         inc("usage_tokens_total", model, "cached", amount=usage.cached)

@@ -27,6 +27,13 @@ def trace_id(traceparent: str) -> str:
     return traceparent[3:35].lower()
 
 
+def exemplar_id(traceparent: str) -> str:
+    """The trace that a request may be an example of: one that somebody records. Empty where its
+    caller has not sampled it (trace-flags, bit 0), or where it is part of none."""
+    flags = traceparent[53:55]
+    return trace_id(traceparent) if flags and int(flags, 16) & 1 else ""
+
+
 def line_fields(request_id: str, traceparent: str) -> dict[str, str]:
     """What stands in every log line about a request, in whatever process: the id that its client
     sees, and its trace where it is part of one."""

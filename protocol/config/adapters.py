@@ -36,9 +36,17 @@ def unfit_name(name: str) -> str:
 
 def contradictions_of_adapters(config: Config) -> Iterator[str]:
     """One line for each way in which ``--lora`` cannot be followed."""
-    given, loading = config.loading.lora, config.loading
-    if not given:
+    given, loading, launch = config.loading.lora, config.loading, config.launch
+    if not given and not launch.lora_dirs:
         return
+    flag = "--lora" if given else "--lora-dirs"
+    for folder in launch.lora_dirs:
+        if not os.path.isdir(os.path.expanduser(folder)):
+            yield f"--lora-dirs {folder}: there is no such folder"
+    if launch.lora_dirs and (launch.nodes > 1 or launch.join or launch.executor != "process"):
+        yield "--lora-dirs with several hosts: adapters are loaded on one host alone; use --lora"
+    if launch.lora_dirs and launch.model_dirs:
+        yield "--lora-dirs with --model-dirs: adapters belong to the one model of a server"
     names: set[str] = set()
     for one in given:
         name, equals, path = one.partition("=")
@@ -51,12 +59,12 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
     if len(config.model.models) > 1:
         yield (
-            f"--lora with {len(config.model.models)} models: adapters belong to one model; serve "
+            f"{flag} with {len(config.model.models)} models: adapters belong to one model; serve "
             "the others by a server of their own"
         )
     if config.device.device in ("cuda", "null"):
-        yield f"--lora with --device {config.device.device}: adapters are computed on CPUs alone"
+        yield f"{flag} with --device {config.device.device}: adapters are computed on CPUs alone"
     if config.model.model_impl == "transformers":
-        yield "--lora with --model-impl transformers: adapters belong to models of our own families"
+        yield f"{flag} with --model-impl transformers: adapters are for families of our own"
     if config.model.task not in ("auto", "generate") or config.model.pooling != "auto":
-        yield "--lora with --task or --pooling: adapters are for models that generate alone"
+        yield f"{flag} with --task or --pooling: adapters are for models that generate alone"

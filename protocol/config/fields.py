@@ -261,6 +261,10 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "name; may be given several times."
         ),
     ] = []
+    lora_required: Annotated[
+        bool,
+        Meta(description="End at the start where an adapter of --lora cannot be loaded."),
+    ] = True
     max_loras: Annotated[
         int, Meta(ge=1, le=1024, description="Most adapters that are loaded at once.")
     ] = 8

@@ -139,6 +139,13 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Give up the start when the server is not ready by then.",
         ),
     ] = 1800.0
+    lora_dirs: Annotated[
+        list[str],
+        Meta(
+            description="Folder below which administrators may load LoRA adapters while serve "
+            "runs; without one none can be loaded or unloaded."
+        ),
+    ] = []
     model_dirs: Annotated[
         list[str],
         Meta(

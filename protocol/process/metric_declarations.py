@@ -29,6 +29,9 @@ class Metric(msgspec.Struct, frozen=True):
     by_process: bool = False
     """Its sum over processes says nothing: shown with a ``process`` label, as ``frontend-0``, and
     only of living ones. The number goes to the next process of the service when one is gone."""
+    unbounded: str = ""
+    """The label whose values the operator chooses: where they are too many, further ones count as
+    ``other``, and its other labels stay."""
     largest: bool = False
     """A gauge of which the largest of all processes counts, not their sum."""
 
@@ -173,6 +176,7 @@ REQUESTS = (
         "Tokens of requests that have ended, as their clients were told in usage, by kind: prompt, "
         "cached (of the prompt), completion.",
         ("model", "kind"),
+        unbounded="model",
     ),
     Metric(
         "key_tokens_total",
@@ -180,8 +184,15 @@ REQUESTS = (
         "The same by the name of the API key, prompt and completion. Without keys the name is "
         "empty.",
         ("key", "kind"),
+        unbounded="key",
     ),
-    Metric("key_requests_total", "counter", "Requests that have ended, by API key.", ("key",)),
+    Metric(
+        "key_requests_total",
+        "counter",
+        "Requests that have ended, by API key. Like all tokens and latencies of requests, without "
+        "those to tokenize or to count tokens, which no engine computes.",
+        ("key",),
+    ),
     Metric(
         "requests_finished_total",
         "counter",
@@ -216,7 +227,9 @@ REQUESTS = (
         "estimated_wait_seconds",
         "gauge",
         "How long a new request for the model would wait for an engine, by what waits and how "
-        "fast requests end. It is what admission decides by, and a signal to scale on.",
+        "fast requests end. It is what admission decides by, and a signal to scale on. It is 0 "
+        "while nothing waits, and where no engine was ready yet: what waits for the first one has "
+        "no estimate.",
         ("model",),
         largest=True,
     ),
@@ -231,6 +244,7 @@ PIPELINE = (
         "encoded, at router for a process to send it to, at scheduler to be started. model is "
         "empty for frontends and the router.",
         ("hop", "model"),
+        unbounded="model",
         largest=True,
     ),
     Metric(
@@ -254,7 +268,12 @@ PIPELINE = (
         "(of an engine).",
         ("service",),
     ),
-    Metric("messages_sent_total", "counter", "Messages sent to other processes.", ("hop",)),
+    Metric(
+        "messages_sent_total",
+        "counter",
+        "Messages sent to other processes, the beats to the router excepted.",
+        ("hop",),
+    ),
     Metric("sent_bytes_total", "counter", "Bytes of these messages.", ("hop",)),
     Metric("outbox_bytes", "gauge", "Bytes that wait for slow peers.", by_process=True),
     Metric(
@@ -277,7 +296,8 @@ PROCESSES = (
         "processes_lost_total",
         "counter",
         "Processes that ended without a word, fell silent or got stuck. The launcher starts each "
-        "again.",
+        "again. That of the router is always 0, since it is the router that counts: "
+        "process_start_time_seconds tells when it began.",
         ("service",),
     ),
     Metric(

@@ -24,7 +24,9 @@ from penstock.protocol.wire.messages.membership import (
 )
 
 MAX_SERIES = 512
-"""Label combinations kept of one metric; further ones are counted under ``other``."""
+"""Label combinations kept of one metric; of further ones the unbounded label, or each where none
+is declared to be, counts as ``OTHER``."""
+OTHER = "other"
 
 
 class Counter:
@@ -103,14 +105,17 @@ class Registry:
 
     def _get(self, name: str, kind: Kind, labels: tuple[str, ...]) -> Series:
         found = self._series.get((name, labels))
+        if found is not None:
+            return found
         metric = METRICS.get(name)
         if metric is None or metric.kind != kind or len(labels) != len(metric.labels):
             raise ValueError(f"{name}{labels} is not a declared {kind}; see METRICS")
-        if found is not None:
-            return found
         size = self._sizes.get(name, 0)
         if size >= MAX_SERIES:
-            labels = ("other",) * len(labels)
+            named = zip(metric.labels, labels, strict=True)
+            labels = tuple(
+                value if metric.unbounded not in ("", name) else OTHER for name, value in named
+            )
             if (found := self._series.get((name, labels))) is not None:
                 return found
         self._sizes[name] = size + 1
@@ -139,6 +144,11 @@ class Registry:
         if not isinstance(found, Histogram):
             raise ValueError(f"{name} is not a histogram")
         return found
+
+    def remove(self, name: str, *labels: str) -> None:
+        """Forget a series, as that of a model that is no longer there. Unknown ones are ignored."""
+        if self._series.pop((name, labels), None) is not None:
+            self._sizes[name] -= 1
 
     def inc(self, name: str, *labels: str, amount: float = 1.0) -> None:
         """Add to a counter: ``inc("dropped_messages_total", "fenced")``."""

@@ -14,7 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
 
-PROTOCOL_VERSION = 29
+PROTOCOL_VERSION = 30
 
 Message = (
     membership.Hello
@@ -47,6 +47,9 @@ Message = (
     | steps.StepPlan
     | steps.StepResult
     | steps.StepFailed
+    | steps.LoadAdapter
+    | steps.AdapterLoaded
+    | steps.DropAdapter
 )
 
 _PREFIX = struct.Struct("<Q")

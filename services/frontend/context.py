@@ -15,6 +15,7 @@ from penstock.protocol.config.api_keys import read_api_keys
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.services.frontend.access import ApiKeys
+from penstock.services.frontend.awaited_adapters import AwaitedAdapters
 from penstock.services.frontend.body import BodyBudget
 from penstock.services.frontend.browsers import Browsers
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
@@ -63,6 +64,7 @@ class Context:
         self.large_bodies = ThreadPoolExecutor(1, "large-body")
         """Parses what would hold up the event loop, one body at a time."""
         self.running = RunningRequests()
+        self.awaited = AwaitedAdapters()
         self.sockets = OpenSessions()
         """WebSockets."""
         self.clock = StreamClock(config.keep_alive_comment_s, stall_s=stall_s)

@@ -111,11 +111,12 @@ async def parsed(
     ``ApiError``. What takes long is done beside the event loop.
 
     A model whose engine is being started again may not be known to a new frontend: then the
-    request waits to hear of it.
+    request waits to hear of it, as it waits for an adapter that is being loaded.
     """
     try:
         return await _parsed_once(context, key, size, parse)
     except UnknownModel as error:
+        await context.awaited.wait(error.name)
         await context.gateway.known(error.name)
     return await _parsed_once(context, key, size, parse)
 

@@ -21,7 +21,7 @@ from penstock.client.meters import Meters
 from penstock.client.request_terms import Caller
 from penstock.protocol.process.spans import SPANS, OpenSpan
 from penstock.protocol.tasks import OF_FOLDERS
-from penstock.protocol.trace_context import trace_id
+from penstock.protocol.trace_context import exemplar_id
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
 from penstock.services.frontend.errors import ApiError, from_rejected, status_error
@@ -86,7 +86,7 @@ class Generation(RequestProgress):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         prompts = len(request.prompts)
-        super().__init__(prompts, prompts * request.params.n, meters, arrival, now)
+        super().__init__(prompts, prompts * request.params.n, meters, arrival, now, request.task)
         loop = asyncio.get_running_loop()
         self.request = request
         self.error: ApiError | None = None
@@ -100,7 +100,7 @@ class Generation(RequestProgress):
             self._span = begin_span(request, caller.trace, caller.request_id, arrival)
             caller = msgspec.structs.replace(caller, trace=self._span.traceparent)
         self.caller = caller
-        self.trace_id = trace_id(caller.trace)
+        self.exemplar_id = exemplar_id(caller.trace)
         self.accepted_at = 0.0
         """When engines had all of its prompts; 0 before."""
         self.key = key
@@ -283,7 +283,8 @@ class Generation(RequestProgress):
             self._deadline.cancel()
             self.abandon()
             self._gate.history.ended(self)
-            self.meters.ended(self.usage, self.request.served, self.key.name)
+            if not self.request.is_part:
+                self.meters.ended(self.usage, self.request.served, self.key.name, self.task)
             if self._admission is not None:
                 self._settle(self._admission)
             if self._span is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from penstock.protocol.process import logs
+from penstock.protocol.trace_context import trace_id
 from penstock.services.frontend.generation import Generation
 
 QUIET_ROUTES = frozenset({"/live", "/health", "/ready"})
@@ -40,7 +41,7 @@ def log_request(
         return
     fields: dict[str, Any] = {"id": request_id, "route": route, "status": status}
     if generation is not None:
-        trace = generation.trace_id or trace
+        trace = trace_id(generation.caller.trace) or trace
     if trace:
         fields["trace"] = trace
     if generation is not None:

@@ -128,7 +128,8 @@ async def show_metrics(request: web.Request) -> web.Response:
     except TimeoutError:
         raise ApiError(
             503,
-            f"The router did not answer within {METRICS_TIMEOUT_S:.0f} s",
+            "The router has not answered, or not heard from all processes since it began; "
+            "ask again",
             kind="server_error",
         ) from None
     body, content_type = render(answer, request.headers.get(hdrs.ACCEPT, ""))

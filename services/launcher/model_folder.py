@@ -18,12 +18,12 @@ class FolderRefused(ValueError):
         self.status = status
 
 
-def find_folder(asked: str, dirs: Sequence[str]) -> Path:
+def find_folder(asked: str, dirs: Sequence[str], flag: str = "--model-dirs") -> Path:
     """The folder that is asked for, without links: absolute, or relative to the first of ``dirs``
     that has it.
 
-    It must lie below one of ``dirs``, and so must all that links in it lead to. Raises
-    ``FolderRefused``.
+    flag: by which ``dirs`` were given. It must lie below one of ``dirs``, and so must all that
+    links in it lead to. Raises ``FolderRefused``.
     """
     roots = [Path(os.path.realpath(os.path.expanduser(one))) for one in dirs]
     try:
@@ -34,13 +34,13 @@ def find_folder(asked: str, dirs: Sequence[str]) -> Path:
         raise FolderRefused(400, f"the folder cannot be looked at: {error}") from None
     named = " ".join(dirs)
     if not within:
-        raise FolderRefused(403, f"the folder is not below --model-dirs {named}")
+        raise FolderRefused(403, f"the folder is not below {flag} {named}")
     if found is None:
-        raise FolderRefused(404, f"there is no such folder below --model-dirs {named}")
+        raise FolderRefused(404, f"there is no such folder below {flag} {named}")
     for link in _links(found):
         if not _is_below(Path(os.path.realpath(link)), roots):
             name = link.relative_to(found)
-            raise FolderRefused(403, f"its {name} is a link out of --model-dirs {named}")
+            raise FolderRefused(403, f"its {name} is a link out of {flag} {named}")
     return found
 
 

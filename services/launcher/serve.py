@@ -23,6 +23,7 @@ from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.administration import JOIN_HOST, Ask, Told
 from penstock.protocol.wire.messages.membership import Peer
+from penstock.services.launcher.adapter_set import AdapterSet
 from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.first_host import FirstHost, devices_here
@@ -156,11 +157,13 @@ def _model_set(
 ) -> ModelSet:
     """The server's models, which answers what frontends ask about them; hosts ask ``first``."""
     models = ModelSet(configs, children, making, members, log, time.monotonic())
+    engines = children.models[0].engines
+    adapters = AdapterSet(configs, [one for one in engines if one.service == "worker"])
 
     def answer(asked: Ask) -> Told:
         if first is not None and asked.what == JOIN_HOST:
             return first.answer(asked)
-        return models.answer(asked, time.monotonic())
+        return adapters.answer(asked) or models.answer(asked, time.monotonic())
 
     members.on_ask = answer
     return models

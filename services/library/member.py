@@ -53,7 +53,9 @@ class Submission:
         self.request: OpenRequest | None = None
         """``None``: it was refused at once."""
         self.prompts = len(prompts_of(work))
-        self.progress = RequestProgress(self.prompts, len(work.choices), meters, time.monotonic())
+        self.progress = RequestProgress(
+            self.prompts, len(work.choices), meters, time.monotonic(), task=work.head.task
+        )
         self.answers = [Answer() for _ in work.choices]
         self.taken = [0] * len(work.choices)
         """Tokens of each choice that were handed out, where they are as they come."""

@@ -140,9 +140,6 @@ class Offers(NamedTuple):
         return ""
 
 
-ANYTHING = Offers()
-
-
 def make_request(
     request_id: int,
     attempt: int,

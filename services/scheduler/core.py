@@ -21,7 +21,6 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.protocol.wire.messages.tokens import TokenBatch
 from penstock.services.scheduler.admission import (
-    ANYTHING,
     Offers,
     Unservable,
     UsableSlots,
@@ -41,7 +40,7 @@ from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
-from penstock.services.scheduler.planner import Planner
+from penstock.services.scheduler.planner import Planner, Step
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
@@ -73,14 +72,14 @@ class SchedulerCore:
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         num_ranks: int = 1,
         engine: str = "",
-        offers: Offers = ANYTHING,
+        offers: Offers | None = None,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
         request ran. ``offers``: what the worker can do."""
         self.limits = limits
-        self.offers = offers
+        self.offers = offers or Offers()
         self.epoch = epoch
         self.counters = Counters()
         self._policy = policy
@@ -93,8 +92,8 @@ class SchedulerCore:
         self._rows.engine = engine
         self._shape = shape
         self._prefill_budget = PrefillBudget(shape)
-        self.on_step: Callable[[int, int], None] = lambda sequences, tokens: None
-        """Hears of each executed step: its sequences, and the tokens that it computed."""
+        self.on_step: Callable[[Step, float], None] = lambda step, seconds: None
+        """Hears of each executed step, and of its time in the worker."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
         self._numbers = itertools.count()
@@ -271,7 +270,7 @@ class SchedulerCore:
             return self.fail(StepFailed(self.epoch, step.number, "a result got lost"), now)
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
-        self.on_step(step.num_decoding + len(step.chunks), step.num_decoding + step.num_prefilled)
+        self.on_step(step, result.seconds)
         self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         return self._rows.drain()
@@ -295,17 +294,16 @@ class SchedulerCore:
 
     @crash_only
     def restart(
-        self, epoch: int, limits: Limits | None = None, offers: Offers = ANYTHING
+        self, epoch: int, limits: Limits | None = None, offers: Offers | None = None
     ) -> Batches:
         """A worker begins a new epoch with an empty cache, perhaps with other limits and offers.
 
-        What is in flight is lost, as with ``worker_gone``. Requests that no longer fit end with
-        an error.
+        What is in flight is lost, as with ``worker_gone``. Requests that no longer fit fail.
         """
         self._failures.worker_ended()
         self.epoch = epoch
         self._in_flight.new_epoch()
-        self.offers = offers
+        self.offers = offers or Offers()
         if limits is not None:
             self.limits = limits
             whole = limits.task_prompts == "whole"
@@ -320,9 +318,10 @@ class SchedulerCore:
         """Tell of each sequence that ends by a fault of the server, for the log."""
         self._sequences.on_fault = on_fault
 
-    def follow_ends(self, on_closed: Callable[[Sequence], None]) -> None:
-        """Tell of each sequence that is over, whatever ended it."""
-        self._sequences.on_closed = on_closed
+    def follow_sequences(self, *hear: Callable[[Sequence], None]) -> None:
+        """Tell of each sequence that runs for the first time, has its first token, is over."""
+        sequences = self._sequences
+        sequences.on_started, sequences.on_first_token, sequences.on_closed = hear
 
     # Looking in.
 
@@ -396,6 +395,7 @@ class SchedulerCore:
             self._prefill_budget,
             self._shape,
             self.prefixes,
+            self._sequences.started,
         )
         self._results.max_row_tokens = self.limits.max_row_tokens
         if self.prefixes is not None:

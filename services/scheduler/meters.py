@@ -6,7 +6,9 @@ import time
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
+from penstock.protocol.trace_context import exemplar_id
 from penstock.services.scheduler.core import SchedulerCore
+from penstock.services.scheduler.planner import Step
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import SchedulerStats
 
@@ -37,7 +39,7 @@ class EngineMeters:
     def __init__(self, registry: Registry, model: str) -> None:
         self._registry = registry
         self._model = model
-        self.step_seconds = registry.histogram("step_seconds").observe
+        self._seconds = registry.histogram("step_seconds").observe
         self._sequences = registry.histogram("step_sequences").observe
         self._tokens = registry.histogram("step_tokens").observe
         self._queue = registry.histogram("request_queue_seconds").observe_traced
@@ -49,25 +51,36 @@ class EngineMeters:
         )
 
     def follow(self, core: SchedulerCore) -> None:
-        """Count the steps and the ends of a core."""
+        """Count the steps of a core, and what its sequences wait for."""
         core.on_step = self.step
-        core.follow_ends(self.closed)
+        core.follow_sequences(self.started, self.had_first_token, self.closed)
 
-    def step(self, sequences: int, tokens: int) -> None:
-        self._sequences(sequences)
-        self._tokens(tokens)
+    def step(self, step: Step, seconds: float) -> None:
+        self._seconds(seconds)
+        self._sequences(step.num_decoding + len(step.chunks))
+        self._tokens(step.num_decoding + step.num_prefilled)
+
+    def started(self, sequence: Sequence) -> None:
+        """A sequence runs for the first time here. Of one that another engine had begun, the time
+        since its arrival is mostly that of its run there."""
+        head = sequence.request.head
+        if not head.accepted:
+            self._queue(sequence.queued_s, exemplar_id(head.trace))
+
+    def had_first_token(self, sequence: Sequence) -> None:
+        """A sequence has its first token here. One that another engine had begun computes its
+        output so far as well, which is no prefill of a prompt."""
+        head = sequence.request.head
+        if not head.accepted:
+            seconds = sequence.first_token_at - sequence.started_at
+            self._prefill(seconds, exemplar_id(head.trace))
 
     def closed(self, sequence: Sequence) -> None:
-        """A sequence is over. One that never ran is told of by the queue's age alone."""
+        """A sequence is over, whether it ever had a token or not."""
         if sequence.request.trace:
             _record(sequence)
-        if not sequence.started_at:
-            return
-        trace_id = sequence.request.head.trace[3:35]
-        self._queue(sequence.queued_s, trace_id)
         if first := sequence.first_token_at:
-            self._prefill(first - sequence.started_at, trace_id)
-            self._decode(time.monotonic() - first, trace_id)
+            self._decode(time.monotonic() - first, exemplar_id(sequence.request.head.trace))
 
     def report(self, stats: SchedulerStats, queue_age: float) -> None:
         """Take in a snapshot, a few times a second."""

@@ -26,8 +26,12 @@ class OpenSequences:
         self.rows = TokenRows()
         self.on_fault: Callable[[Request, Ending], None] = lambda request, ending: None
         """Hears of each sequence that ends by a fault of the server, for the log."""
+        self.on_started: Callable[[Sequence], None] = lambda sequence: None
+        """Hears of each sequence that runs for the first time, …"""
+        self.on_first_token: Callable[[Sequence], None] = lambda sequence: None
+        """… of each that has its first token here, …"""
         self.on_closed: Callable[[Sequence], None] = lambda sequence: None
-        """Hears of each sequence that is over, whatever ended it."""
+        """… and of each that is over, whatever ended it."""
 
     def register(self, request: Request, sequences: list[Sequence]) -> None:
         """Let sequences wait, those that their output already ends excepted. The request is open
@@ -48,6 +52,10 @@ class OpenSequences:
         self.requests.add(request)
         for sequence, ending in endings:
             self.end(sequence, ending)
+
+    def started(self, sequence: Sequence) -> None:
+        """A sequence runs for the first time."""
+        self.on_started(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence from its slot or its place in the queue. It is to go on soon."""

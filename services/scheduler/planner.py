@@ -12,6 +12,7 @@ The order within a step:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from penstock.protocol.wire.messages.engine import StepShape
@@ -105,7 +106,9 @@ class Planner:
         prefill_budget: PrefillBudget,
         shape: StepShape,
         prefixes: CachedPrefixes | None = None,
+        on_started: Callable[[Sequence], None] = lambda sequence: None,
     ) -> None:
+        """``on_started`` hears of each sequence that runs for the first time."""
         self.limits = limits
         self.kv = KVCache(
             limits.num_blocks,
@@ -128,6 +131,7 @@ class Planner:
         """A prompt is computed in one step."""
         self._tasks_compute_all = limits.task_prompts != "chunks"
         self._policy = policy
+        self._on_started = on_started
         self._caching = enable_prefix_caching
         self._waiting = waiting
         self._counters = counters
@@ -339,6 +343,7 @@ class Planner:
             sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
             sequence.started_at = step.now
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
+            self._on_started(sequence)
         start, prompt = sequence.num_computed, -1
         if self._reads_output(sequence.request):
             start = self._sent_from(sequence, start)

@@ -99,7 +99,7 @@ class ResultReader:
         tokens.append(token)
         known = len(tokens)
         if not sequence.trusted:
-            self._trust(sequence)
+            self._trust(sequence, has_token=known <= sequence.max_len)
         if token in sequence.request.stop_ids:
             self._rows.token(sequence, token, EndReason.STOP, token, logprobs)
             self._sequences.finish(sequence)
@@ -118,10 +118,11 @@ class ResultReader:
             self._rows.token(sequence, token, None, None, logprobs)
         return True
 
-    def _trust(self, sequence: Sequence) -> None:
+    def _trust(self, sequence: Sequence, has_token: bool = True) -> None:
         sequence.trust()
-        if not sequence.first_token_at:
+        if has_token and not sequence.first_token_at:
             sequence.first_token_at = self._now
+            self._sequences.on_first_token(sequence)
 
     def _extend(
         self,

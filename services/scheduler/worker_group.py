@@ -16,7 +16,7 @@ from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 from penstock.protocol.wire.messages.membership import Peer, Phase
-from penstock.protocol.wire.messages.steps import Attach, Attached, StepPlan
+from penstock.protocol.wire.messages.steps import Attach, Attached
 from penstock.services.scheduler.limits import Limits
 
 ATTACH_SECONDS = 1.0
@@ -184,9 +184,10 @@ class WorkerGroup:
         """Whether it is rank 0, who speaks for all."""
         return self._ranks.get(sender) == 0
 
-    def send(self, plan: StepPlan) -> bool:
-        """Send a plan to every rank. ``False``: some rank does not get it."""
-        taken = [self._send(peer.address, plan) for peer in self._peers]
+    def send(self, message: Message) -> bool:
+        """Send a plan, or what else all must know, to every rank. ``False``: some rank does not get
+        it."""
+        taken = [self._send(peer.address, message) for peer in self._peers]
         return bool(taken) and all(taken)
 
 

@@ -15,6 +15,7 @@ from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.pooling import PromptTask
 
 if TYPE_CHECKING:
+    from penstock.services.worker.adapters.adapter_loader import AdapterLoader
     from penstock.services.worker.rank_group import Meeting
     from penstock.services.worker.speculation.drafting import DraftCounts
 
@@ -103,6 +104,8 @@ class DirectExecutor(ABC):
         self.labels: list[str] = []
         self.described = ""
         self.adapters: list[Adapter] = []
+        self.loader: AdapterLoader | None = None
+        """Loads further ones; ``None``: it takes none."""
         self._results: deque[StepResult] = deque()
 
     @property

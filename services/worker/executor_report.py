@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.protocol.process.plain_structlog import Logger
+from penstock.protocol.wire.messages.membership import Capacity
+from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.memory_account import table
 
@@ -12,6 +16,27 @@ def say_summary(executor: Executor, log: Logger) -> None:
     slow = executor.summary.startswith(PLAIN_KERNELS)
     say = log.warning if slow else log.debug
     say("executor", summary=executor.summary)
+
+
+def capacity_of(executor: Executor) -> Capacity:
+    """What the others are told of it."""
+    return Capacity(
+        **msgspec.structs.asdict(executor.capacity),
+        tasks=list(executor.tasks),
+        generates=executor.generates,
+        labels=executor.labels,
+        adapters=executor.adapters,
+    )
+
+
+def attached(executor: Executor, epoch: int, rank: int) -> Attached:
+    """What its scheduler is told of it."""
+    return Attached(
+        *(epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
+        executor.generates,
+        executor.labels,
+        executor.adapters,
+    )
 
 
 def say_account(executor: Executor, log: Logger) -> None:

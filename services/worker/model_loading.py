@@ -15,6 +15,7 @@ from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
@@ -169,6 +170,9 @@ def _load(
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
+    held = model.adapters if isinstance(model, Decoder) else None
+    if held is not None and isinstance(executor, ModelExecutor):
+        executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
 
 

@@ -10,8 +10,6 @@ from collections import deque
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
@@ -21,10 +19,18 @@ from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
-from penstock.protocol.wire.messages.steps import Attach, Attached, StepFailed, StepPlan, StepResult
+from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
+from penstock.protocol.wire.messages.steps import (
+    Attach,
+    DropAdapter,
+    LoadAdapter,
+    StepFailed,
+    StepPlan,
+    StepResult,
+)
+from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import Executor
-from penstock.services.worker.executor_report import say_account, say_summary
+from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
@@ -141,13 +147,7 @@ class WorkerService(LoopService):
         say_account(self.executor, self.log)
         if not self.executor.generates or self.executor.tasks:
             self.log.info(self.executor.described)
-        self.status.capacity = Capacity(
-            **msgspec.structs.asdict(self.executor.capacity),
-            tasks=list(self.executor.tasks),
-            generates=self.executor.generates,
-            labels=self.executor.labels,
-            adapters=self.executor.adapters,
-        )
+        self.status.capacity = capacity_of(self.executor)
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
@@ -161,6 +161,9 @@ class WorkerService(LoopService):
                 self._execute(message)
             case Attach():
                 self._attach(message)
+            case LoadAdapter() | DropAdapter():
+                if (answer := adapter_messages.take(self.executor, message)) is not None:
+                    self.mailbox.send(self.scheduler, answer)
             case _:
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
@@ -187,16 +190,8 @@ class WorkerService(LoopService):
             self._expected = 0
             self._answers.clear()
             self._failed = None
-        rank, executor = self.config.cluster.rank, self.executor
-        self.mailbox.send(
-            message.reply_to,
-            Attached(
-                *(self.epoch, rank, executor.capacity, executor.shape, list(executor.tasks)),
-                executor.generates,
-                executor.labels,
-                executor.adapters,
-            ),
-        )
+        rank = self.config.cluster.rank
+        self.mailbox.send(message.reply_to, attached(self.executor, self.epoch, rank))
 
     def _execute(self, plan: StepPlan) -> None:
         """Execute a plan in its turn; after a failure or a gap only a full plan counts."""
@@ -348,6 +343,8 @@ class WorkerService(LoopService):
             raise self._device_failed
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
+        for loaded in adapter_messages.loaded_now(self.executor):
+            self.mailbox.send(self.scheduler, loaded)
         if self._improving:
             self._improve(now)
 
@@ -355,7 +352,8 @@ class WorkerService(LoopService):
         """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
         if self._improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
-        return 0.02 if self._loader is not None else super().patience(now)
+        loads = self._loader is not None or adapter_messages.loads(self.executor)
+        return 0.02 if loads else super().patience(now)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         """The scheduler is gone: its plans mean nothing any more."""

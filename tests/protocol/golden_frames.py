@@ -273,6 +273,11 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             _ADAPTERS_ROW,
         ],
     ),
+    "LoadAdapter": (s.LoadAdapter("sql", "/lora/sql"), [45, "sql", "/lora/sql"]),
+    "AdapterLoaded": (
+        s.AdapterLoaded("sql", "/lora/sql", "ab12", "no"), [46, "sql", "/lora/sql", "ab12", "no"],
+    ),
+    "DropAdapter": (s.DropAdapter("ab12"), [47, "ab12"]),
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
@@ -354,7 +359,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "b0a1b2b74bee2228"
+SCHEMA_HASH = "bf7987f28f10f58b"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -423,6 +428,9 @@ GOLDEN: dict[str, str] = {
         "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
         "3132"
     ),
+    "LoadAdapter": "932da373716ca92f6c6f72612f73716c",
+    "AdapterLoaded": "952ea373716ca92f6c6f72612f73716ca461623132a26e6f",
+    "DropAdapter": "922fa461623132",
     "StepPlan": (
         "9a2a0102c3910091dc001003c40801000000ff7f00000100920506c40873616d706c696e6701020400a565"
         "6d62656407a461623132a430302d6163c406636f727075739201099195030002c3910791c40801000000ff"

@@ -43,6 +43,7 @@ SPELLED: dict[str, Any] = {
     "memory_share": [0.5],
     "model_dirs": [SECRETS.name],
     "lora": ["one=/adapters/one"],
+    "lora_dirs": [SECRETS.name],
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
     "keys_file": str(KEYS_FILE),
     "tls_cert": __file__,

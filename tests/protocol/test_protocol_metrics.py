@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 import re
 import threading
@@ -208,6 +209,29 @@ def test_label_combinations_are_bounded() -> None:
     assert [s.values for s in other] == [[100.0]]
 
 
+def test_beyond_the_bound_only_what_the_operator_names_is_replaced() -> None:
+    registry = Registry()
+    for number in range(MAX_SERIES):
+        for kind in ("prompt", "completion"):
+            registry.inc("key_tokens_total", f"key {number}", kind)
+    samples = {tuple(one.labels): one.values for one in registry.report().samples}
+    half = MAX_SERIES / 2
+    assert samples["other", "prompt"] == samples["other", "completion"] == [half]
+    assert len(samples) == MAX_SERIES + 2
+
+
+def test_a_removed_series_is_told_no_more_and_leaves_its_place_to_others() -> None:
+    registry = Registry()
+    registry.set("estimated_wait_seconds", 3.0, "a")
+    registry.remove("estimated_wait_seconds", "a")
+    registry.remove("estimated_wait_seconds", "never there")
+    assert registry.report().samples == []
+    for number in range(MAX_SERIES):
+        registry.set("estimated_wait_seconds", 1.0, str(number))
+    assert len(registry.report().samples) == MAX_SERIES
+    assert ["other"] not in [one.labels for one in registry.report().samples]
+
+
 def test_undeclared_names_wrong_kinds_and_wrong_labels_are_refused() -> None:
     registry = Registry()
     with pytest.raises(ValueError, match="no_such"):
@@ -219,23 +243,40 @@ def test_undeclared_names_wrong_kinds_and_wrong_labels_are_refused() -> None:
 
 
 def test_a_report_can_be_made_while_another_thread_counts() -> None:
+    """Each value is whole, none goes back, and what is new meanwhile breaks no report."""
     registry = Registry()
-    stop = threading.Event()
+    began, stop = threading.Event(), threading.Event()
+    counter = registry.counter("steps_total")
+    histogram = registry.histogram("step_seconds")
 
     def count() -> None:
         number = 0
         while not stop.is_set():
-            number = (number + 1) % 400
-            registry.inc("dropped_messages_total", str(number))
+            number += 1
+            registry.inc("dropped_messages_total", str(number % 400))
+            histogram.observe(0.001 * (number % 100))
+            counter.inc()
+            began.set()
 
     thread = threading.Thread(target=count)
     thread.start()
     try:
+        assert began.wait(60)
+        newest: dict[tuple[str, ...], list[float]] = {}
         for _ in range(200):
-            assert all(len(s.values) == 1 for s in registry.report().samples)
+            for sample in registry.report().samples:
+                key = (sample.name, *sample.labels)
+                before = newest.get(key, [0.0] * len(sample.values))
+                assert all(map(operator.le, before, sample.values)), key
+                newest[key] = sample.values
     finally:
         stop.set()
         thread.join()
+    totals = {(s.name, *s.labels): s.values for s in registry.report().samples}
+    assert totals["steps_total",] == [counter.value]
+    assert sum(totals["step_seconds",][:-1]) == counter.value
+    dropped = sum(v[0] for (name, *_), v in totals.items() if name == "dropped_messages_total")
+    assert dropped == counter.value > 0
 
 
 def test_every_declaration_is_sound() -> None:
@@ -245,4 +286,5 @@ def test_every_declaration_is_sound() -> None:
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert metric.kind == "gauge" or not metric.largest
         assert metric.kind != "histogram" or not metric.by_process
+        assert metric.unbounded in ("", *metric.labels)
         assert metric.name.endswith("_total") == (metric.kind == "counter")

@@ -3,6 +3,8 @@ unload a model; and what a host asks that joins a server."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 LOG_LEVEL = "log_level"
@@ -18,6 +20,20 @@ LOAD_MODEL = "load_model"
 """The launcher: run one more. About: an encoded ``LoadModel``."""
 UNLOAD_MODEL = "unload_model"
 """The launcher: end one. About: its name."""
+
+ADMIT_ADAPTER = "admit_adapter"
+"""The launcher: may an adapter be loaded? About: an encoded ``AdapterPlace``. Answer: an encoded
+``AdapterAnswer``, as for the next two."""
+KEEP_ADAPTER = "keep_adapter"
+"""The launcher: let workers that it starts from now on have this one. About: the same."""
+FORGET_ADAPTER = "forget_adapter"
+"""The launcher: or no longer have the one of this name. About: the same, without a folder."""
+LOAD_ADAPTER = "load_adapter"
+"""A scheduler: load one, or tell how far it is. About: an encoded ``AdapterPlace``. Answer: an
+encoded ``AdapterProgress``."""
+UNLOAD_ADAPTER = "unload_adapter"
+"""A scheduler: take no more requests for one. About: its name. Answer: an encoded
+``AdapterProgress``."""
 
 JOIN_HOST = "join_host"
 """The launcher of the first host: give another one its part. About: an encoded ``HostOffer``.
@@ -78,6 +94,36 @@ class ModelAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     code: str = ""
     message: str = ""
     """Why it is refused, and what to do."""
+
+
+class AdapterPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An adapter that is to be loaded."""
+
+    name: str
+    folder: str = ""
+    load: str = ""
+    """Which load of it this is about: who asks again how far it is says the same."""
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a launcher says of an adapter."""
+
+    folder: str = ""
+    """Where it lies, without links."""
+    status: int = 200
+    """The HTTP status of a refusal; 200: it is none."""
+    code: str = ""
+    message: str = ""
+
+
+class AdapterProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far an engine is with an adapter."""
+
+    state: Literal["loading", "loaded", "failed", "gone"]
+    digest: str = ""
+    """Of one that is loaded."""
+    reason: str = ""
+    """Why it could not be."""
 
 
 class HostOffer(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -280,6 +280,30 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     accepted. Empty: none."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=45, gc=False):
+    """Scheduler → every worker of the engine: read an adapter, while steps go on."""
+
+    name: str
+    folder: str
+
+
+class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag=46, gc=False):
+    """Worker → scheduler: the answer to ``LoadAdapter``. From now on slots may have it."""
+
+    name: str
+    folder: str
+    digest: str = ""
+    """Empty: it is not loaded."""
+    reason: str = ""
+    """Why not."""
+
+
+class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=47, gc=False):
+    """Scheduler → every worker: no slot of a later plan has this adapter."""
+
+    digest: str
+
+
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag=44, gc=False):
     """The step raised, or could not begin. The worker drops all slots and waits for a full plan."""
 

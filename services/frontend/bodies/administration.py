@@ -134,6 +134,28 @@ class UnloadModelBody(Declared, kw_only=True):
     wait_s: Wait = 0.0
 
 
+class LoadAdapterBody(Declared, kw_only=True):
+    lora_name: Annotated[
+        str, Meta(min_length=1, max_length=256, description="Under which it is served.")
+    ]
+    lora_path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=4096,
+            description="Its folder below one of --lora-dirs: absolute, or relative to that.",
+        ),
+    ]
+    load_inplace: Annotated[
+        bool,
+        Meta(description="Take the place of an adapter of that name, whose requests end with it."),
+    ] = False
+
+
+class UnloadAdapterBody(Declared, kw_only=True):
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256, description="Its name.")]
+
+
 class ModelStateBody(Given, kw_only=True):
     """A model that the server's launcher runs, or has failed to load."""
 

@@ -80,18 +80,24 @@ class ModelAdapters:
         self.sizes = sizes
 
     def add(self, adapter: ReadAdapter) -> int:
+        """``prepared`` and ``place`` at once."""
+        return self.place(adapter.digest, self.prepared(adapter))
+
+    def place(self, digest: str, updates: dict[AdaptedLinear, LowRank]) -> int:
         """The number under which an adapter is applied from now on. Raises ``RuntimeError`` where
         there is no room for one more."""
-        known = self.numbers.get(adapter.digest)
+        known = self.numbers.get(digest)
         if known is not None:
             return known
         taken = set(self.numbers.values())
         number = next((one for one in range(1, self._most + 1) if one not in taken), 0)
         if not number:
-            raise RuntimeError(f"{self._most} adapters are loaded, as --max-loras allows")
-        for product, update in self.prepared(adapter).items():
+            raise RuntimeError(
+                f"{self._most} adapters are loaded, as --max-loras allows; unload one first"
+            )
+        for product, update in updates.items():
             product.updates[number] = update
-        self.numbers[adapter.digest] = number
+        self.numbers[digest] = number
         return number
 
     def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from penstock.protocol.process.metric_declarations import METRICS, PREFIX
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMetrics
-from penstock.services.frontend.exposition import render
+from penstock.services.frontend.exposition import OPENMETRICS as OPENMETRICS_TYPE
+from penstock.services.frontend.exposition import TEXT, render
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.2"
@@ -71,3 +73,34 @@ def test_a_bucket_names_the_newest_trace_that_fell_into_it() -> None:
         "0.005": {"trace_id": TRACE}
     }
     assert found["0.005"].value == 0.0045
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("", TEXT),
+        ("*/*", TEXT),
+        ("text/html, application/json", TEXT),
+        ("text/plain; version=x", TEXT),
+        ("text/plain;version=1.0.0;escaping=values", TEXT),
+        ("application/openmetrics-text", OPENMETRICS_TYPE),
+        ("Application/OpenMetrics-Text; charset=utf-8", OPENMETRICS_TYPE),
+        ("application/openmetrics-text; version=1.0.0; escaping=values", OPENMETRICS_TYPE),
+        ('application/openmetrics-text; version="1.0.0"', OPENMETRICS_TYPE),
+        ("application/openmetrics-text; version=abc", TEXT),
+        ("application/openmetrics-text; version=1.0.0\u00e9", TEXT),
+        ("application/openmetrics-text; version=0.0.1;q=0.9, */*;q=0.1", TEXT),
+        ("application/openmetrics-text;q=0.3, text/plain;q=0.7", TEXT),
+        ("text/plain;q=0.3, application/openmetrics-text;q=0.7", OPENMETRICS_TYPE),
+        ("application/openmetrics-text;q=0, */*", TEXT),
+        ("application/openmetrics-text;q=nan", TEXT),
+        (OPENMETRICS, OPENMETRICS_TYPE),
+    ],
+)
+def test_a_client_gets_the_format_that_it_likes_best_and_text_where_it_says_nothing_readable(
+    accept: str, content_type: str
+) -> None:
+    text, found = render(snapshot(), accept)
+    assert found == content_type
+    assert (b"# EOF" in text) == (content_type == OPENMETRICS_TYPE)
+    assert b'penstock_outbox_bytes{process="frontend-2"}' in text, "names are as declared"

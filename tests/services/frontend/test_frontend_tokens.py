@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, forever, of_any_task, run
+from frontend_scripted import Client, ScriptedGateway, forever, of_any_task, run
 
 from penstock.protocol.tasks import DETOKENIZE, TOKENIZE
 from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens
@@ -75,3 +75,24 @@ def test_what_is_wrong_is_refused_by_name(path: str, asked: dict[str, Any], word
         assert words in answer["error"]["message"]
 
     assert run(use).works == []
+
+
+def test_tokens_are_usage_only_where_an_engine_computes_them() -> None:
+    async def use(client: Client) -> None:
+        for path, body in (
+            ("/tokenize", {"prompt": "hi"}),
+            ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+            ("/v1/embeddings", {"input": "hi"}),
+        ):
+            status, answer, _ = await client.post(path, body)
+            assert status == 200, answer
+
+    registry = run(use, of_any_task(forever)).registry
+    model = ScriptedGateway(forever).models()[0].name
+    assert registry.counter("usage_tokens_total", model, "prompt").value == 3
+    assert registry.counter("key_tokens_total", "", "prompt").value == 3
+    assert registry.counter("key_requests_total", "").value == 1
+    assert registry.histogram("request_prompt_tokens").total == 3
+    assert sum(registry.histogram("e2e_request_latency_seconds").counts) == 1
+    assert sum(registry.histogram("request_generation_tokens").counts) == 0
+    assert registry.counter("requests_finished_total", "stop").value == 3

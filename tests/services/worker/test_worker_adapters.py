@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,15 @@ from torch import Tensor
 from penstock.kernels.low_rank import AdapterRows
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
-from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import (
+    AdapterLoaded,
+    Chunk,
+    LoadAdapter,
+    NewSlot,
+    SlotSampling,
+    StepPlan,
+)
+from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
 from penstock.services.worker.adapters.peft_folder import LowRankPair, ReadAdapter
@@ -272,3 +281,49 @@ def test_the_name_and_the_digest_of_each_are_told(tiny_folder: Folder, tmp_path:
     assert [each.name for each in found] == ["one", "same", "other"]
     assert found[0] == Adapter("one", found[1].digest)
     assert found[2].digest != found[0].digest
+
+
+def test_adapters_come_and_go_between_steps_and_leave_nothing(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """A hundred times, beside rows with others; `make test-slow` does so a thousand times."""
+    come_and_go(100, tiny_folder, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_thousand_adapters_come_and_go(tiny_folder: Folder, tmp_path: Path) -> None:
+    come_and_go(1000, tiny_folder, tmp_path)
+
+
+def come_and_go(turns: int, tiny_folder: Folder, tmp_path: Path) -> None:
+    modules = modules_of(make_model("llama"))
+    folders = [write_adapter(tmp_path / f"{seed}", modules, seed=seed) for seed in range(3)]
+    bad = write_adapter(tmp_path / "bad", modules, config={"r": 3})
+    decoder = adapted(tiny_folder("llama"), kept=folders[0])
+    assert decoder.adapters is not None
+    (kept,), (prompt, *_) = digests_of(decoder), some_prompts([9, 5])
+    executor, loader = executor_of(decoder), AdapterLoader(decoder.adapters, 64)
+    first = logits(executor, [prompt], [kept])[0]
+
+    def load(folder: Path) -> AdapterLoaded:
+        loader.load(LoadAdapter("one", str(folder)))
+        while not (found := loader.finished()):
+            assert torch.equal(logits(executor, [prompt], [kept])[0], first)
+        return found[0]
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+
+    before = 0
+    for turn in range(turns):
+        if turn == 10:
+            before = tensors()
+        loaded = load(folders[1 + turn % 2])
+        assert loaded.digest and not torch.equal(
+            logits(executor, [prompt], [loaded.digest])[0], first
+        )
+        loader.drop(loaded.digest)
+        if not turn % 10:
+            assert "instead of" in load(bad).reason
+    assert tensors() <= before and digests_of(decoder) == [kept] and not loader.busy

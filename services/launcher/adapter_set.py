@@ -1,0 +1,84 @@
+"""The adapters of a server that administrators load and unload: which may be loaded, and which ones
+workers have that are started from now on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.protocol.config import Config
+from penstock.protocol.config.adapters import unfit_name
+from penstock.protocol.shown_values import show
+from penstock.protocol.wire.messages.administration import (
+    ADMIT_ADAPTER,
+    FORGET_ADAPTER,
+    KEEP_ADAPTER,
+    AdapterAnswer,
+    AdapterPlace,
+    Ask,
+    Told,
+)
+from penstock.services.launcher.model_folder import FolderRefused, find_folder
+from penstock.services.launcher.processes import Child
+
+_QUESTIONS = (ADMIT_ADAPTER, KEEP_ADAPTER, FORGET_ADAPTER)
+
+
+class AdapterSet:
+    """Those of the one model that a server is started with."""
+
+    def __init__(self, configs: Sequence[Config], workers: Sequence[Child]) -> None:
+        config = configs[0]
+        self._dirs, self._several = config.launch.lora_dirs, len(configs) > 1
+        self._names = config.model.names()
+        self._workers = workers
+        self._kept = dict(one.split("=", 1) for one in config.loading.lora)
+        """Folder of each adapter, by its name."""
+
+    def answer(self, asked: Ask) -> Told | None:
+        """The answer to a frontend; ``None``: it asks something else."""
+        if asked.what not in _QUESTIONS:
+            return None
+        try:
+            place = msgspec.msgpack.decode(asked.about, type=AdapterPlace)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            answer = AdapterAnswer("", 400, "bad_question", str(error))
+        else:
+            answer = self._admit(place)
+            if answer.status == 200 and asked.what != ADMIT_ADAPTER:
+                self._change(place, keep=asked.what == KEEP_ADAPTER)
+        return Told(asked.number, msgspec.msgpack.encode(answer))
+
+    def _admit(self, place: AdapterPlace) -> AdapterAnswer:
+        if not self._dirs:
+            return AdapterAnswer(
+                "",
+                403,
+                "adapter_loading_off",
+                "this server was started without --lora-dirs, the folders below which adapters may "
+                "be loaded, so adapters can be neither loaded nor unloaded",
+            )
+        if reason := unfit_name(place.name):
+            return AdapterAnswer("", 400, "bad_name", f"lora_name: {reason}")
+        if place.name in self._names:
+            reason = f"there is a model {show(place.name)}; give the adapter another lora_name"
+            return AdapterAnswer("", 409, "model_exists", reason)
+        if not place.folder:
+            return AdapterAnswer()
+        try:
+            folder = find_folder(place.folder, self._dirs, "--lora-dirs")
+        except FolderRefused as refusal:
+            reason = f"lora_path is {show(place.folder)}: {refusal}"
+            return AdapterAnswer("", refusal.status, "adapter_folder_refused", reason)
+        return AdapterAnswer(str(folder))
+
+    def _change(self, place: AdapterPlace, *, keep: bool) -> None:
+        if keep:
+            self._kept[place.name] = place.folder
+        else:
+            self._kept.pop(place.name, None)
+        lora = [f"{name}={folder}" for name, folder in self._kept.items()]
+        for worker in self._workers:
+            worker.change_environment("PENSTOCK_LORA", msgspec.json.encode(lora).decode())
+            worker.change_environment("PENSTOCK_LORA_REQUIRED", "false")

@@ -1,0 +1,173 @@
+"""Adapters are loaded and unloaded while a server runs, over vLLM's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+from adapter_folders import linears_of, write_adapter
+from clients import Answer, take_event
+from served import SMALL, Served, added_key, served
+from victims import find
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+TEXT = {"prompt": "The water wheel turns", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+class Setup(NamedTuple):
+    server: Served
+    dirs: Path
+    modules: dict[str, tuple[int, int]]
+    root: str
+    ann: str
+
+    def write(self, name: str, seed: int = 0, **more: Any) -> None:
+        write_adapter(self.dirs / name, self.modules, seed=seed, **more)
+
+    def post(self, path: str, body: dict[str, Any], key: str = "") -> tuple[int, str]:
+        request = urllib.request.Request(
+            self.server.url + path,
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {key or self.root}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def load(self, name: str, path: str = "", **more: Any) -> tuple[int, str]:
+        return self.post(LOAD, {"lora_name": name, "lora_path": path or name, **more})
+
+    def unload(self, name: str) -> tuple[int, str]:
+        return self.post(UNLOAD, {"lora_name": name})
+
+    def text(self, model: str) -> str:
+        status, found = self.post("/v1/completions", {**TEXT, "model": model})
+        return json.loads(found)["choices"][0]["text"] if status == 200 else f"{status}"
+
+
+@pytest.fixture(scope="module")
+def setup(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+    dirs = tmp_path_factory.mktemp("loras")
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
+    flags = (str(small_model), *SMALL, "--served-model-name", "base", "--max-loras", "4")
+    with served(*flags, "--lora-dirs", str(dirs), "--keys-file", str(keys)) as server:
+        yield Setup(server, dirs, linears_of(small_model), root, ann)
+
+
+def test_an_adapter_comes_is_replaced_and_goes(setup: Setup) -> None:
+    setup.write("mill", 1)
+    base = setup.text("base")
+    assert setup.text("mill") == "404"
+    assert setup.load("mill") == (200, "Success: LoRA adapter 'mill' added successfully.")
+    first = setup.text("mill")
+    assert first not in (base, "404")
+    status, found = setup.load("mill")
+    assert status == 400 and "already been loaded" in found
+    setup.write("mill", 2)
+    assert setup.load("mill", load_inplace=True)[0] == 200
+    assert setup.text("mill") not in (base, first, "404")
+    assert setup.unload("mill") == (200, "Success: LoRA adapter 'mill' removed successfully.")
+    assert setup.text("mill") == "404" and setup.text("base") == base
+    status, found = setup.unload("mill")
+    assert status == 404 and "cannot be found" in found
+
+
+def test_what_cannot_be_loaded_is_refused_by_name_and_leaves_nothing(setup: Setup) -> None:
+    setup.write("sound", 3)
+    setup.write("wrong", config={"r": 3})
+    outside = setup.dirs.parent
+    for status, name, path, words in (
+        (403, "x", str(outside), "not below --lora-dirs"),
+        (403, "x", "../..", "not below --lora-dirs"),
+        (404, "x", "nowhere", "no such folder below --lora-dirs"),
+        (400, "x", "wrong", "instead of"),
+        (400, "x\n", "sound", "cannot be printed"),
+        (409, "base", "sound", "There is a model 'base'"),
+    ):
+        found = setup.load(name, path)
+        assert found[0] == status and words in found[1], found
+    assert setup.post(LOAD, {"lora_name": "x", "lora_path": "sound"}, setup.ann)[0] == 403
+    assert setup.text("x") == "404"
+
+
+def test_a_request_for_an_adapter_that_is_being_loaded_waits(setup: Setup) -> None:
+    setup.write("soon", 4)
+
+    async def run() -> tuple[int, int]:
+        headers = {"Authorization": f"Bearer {setup.root}"}
+        async with aiohttp.ClientSession(setup.server.url, headers=headers) as session:
+
+            async def post(path: str, body: dict[str, Any]) -> int:
+                async with session.post(path, json=body) as response:
+                    await response.read()
+                    return response.status
+
+            load = asyncio.create_task(post(LOAD, {"lora_name": "soon", "lora_path": "soon"}))
+            statuses = []
+            while not load.done():  # it is not known at first, and waited for from then on
+                statuses.append(await post("/v1/completions", {**TEXT, "model": "soon"}))
+            return await load, statuses[-1]
+
+    assert asyncio.run(run()) == (200, 200)
+    assert setup.unload("soon")[0] == 200
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("roles", [("worker",), ("scheduler",), ("worker", "scheduler")])
+def test_streams_go_on_with_a_loaded_adapter_through_deaths_and_its_unloading(
+    setup: Setup, roles: tuple[str, ...]
+) -> None:
+    setup.write("kept", 5)
+    assert setup.load("kept")[0] == 200
+    body = {**TEXT, "model": "kept", "max_tokens": 200, "stream": True}
+
+    async def one(begun: asyncio.Event) -> Answer:
+        answer, events = Answer(200), 0
+        headers = {"Authorization": f"Bearer {setup.root}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(setup.server.url + "/v1/completions", json=body) as response,
+        ):
+            async for line in response.content:
+                take_event(answer, line)
+                events += line.startswith(b"data: ")
+                if events == 10:
+                    begun.set()
+        return answer
+
+    async def run(*, kill: bool) -> Answer:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(one(begun))
+        await begun.wait()
+        for role in roles if kill else ():
+            find(setup.server, role).kill()
+        return await stream
+
+    expected = asyncio.run(run(kill=False))
+    assert expected.done and expected.error is None
+    got = asyncio.run(run(kill=True))
+    assert got.error is None and got.text == expected.text
+    again = setup.text("kept")  # the replacement has it
+    assert len(again) > 3 and expected.text[0].startswith(again)
+
+    async def unloaded() -> Answer:
+        begun = asyncio.Event()
+        stream = asyncio.create_task(one(begun))
+        await begun.wait()
+        assert (await asyncio.to_thread(setup.unload, "kept"))[0] == 200
+        return await stream
+
+    last = asyncio.run(unloaded())
+    assert last.error is None and last.text == expected.text
+    assert setup.text("kept") == "404"

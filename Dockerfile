@@ -10,12 +10,14 @@
 #
 # TORCH is pinned as in the Makefile; a comma or a second package is not understood.
 
-ARG PYTHON_VERSION=3.12
+# A release of Python and of Debian, so that an image built again is built on the same; raise it for
+# their security fixes.
+ARG PYTHON_VERSION=3.12.12
 ARG TORCH=torch==2.13.0
 
 # --- what the images are made with
 
-FROM python:${PYTHON_VERSION}-slim AS tools
+FROM python:${PYTHON_VERSION}-slim-bookworm AS tools
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 # 25.1 is the first pip that reads dependency groups.
 RUN --mount=type=cache,target=/root/.cache/pip pip install 'pip>=25.1' \
@@ -80,7 +82,7 @@ RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 # --- what the images are
 
-FROM python:${PYTHON_VERSION}-slim AS runtime
+FROM python:${PYTHON_VERSION}-slim-bookworm AS runtime
 # /run/secrets and /var/cache/penstock are there so that a new volume mounted over them belongs to
 # this user.
 RUN groupadd --gid 10001 penstock \

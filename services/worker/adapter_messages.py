@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.steps import AdapterLoaded, DropAdapter, LoadAdapter
 from penstock.services.worker.executor import DirectExecutor, Executor
@@ -12,20 +14,22 @@ if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 
 
-def take(executor: Executor | None, message: LoadAdapter | DropAdapter) -> AdapterLoaded | None:
-    """Follow a message. The answer to one that cannot be followed."""
+def take(executor: Executor | None, message: Message, tell: Callable[[Message], None]) -> bool:
+    """Follow a message; whether it was about adapters. tell: the scheduler."""
     loader = _loader(executor)
-    if loader is None or executor is None:
-        if isinstance(message, DropAdapter):
-            return None
-        reason = "this engine takes no adapters: it needs --lora-dirs, or it still loads"
-        return AdapterLoaded(message.name, message.folder, reason=reason)
-    if isinstance(message, LoadAdapter):
-        loader.load(message)
-        return None
-    loader.drop(message.digest)
-    executor.adapters = [one for one in executor.adapters if one.digest != message.digest]
-    return None
+    match message:
+        case LoadAdapter() if loader is not None:
+            loader.load(message)
+        case LoadAdapter(name, folder):
+            reason = "this engine takes no adapters: it needs --lora-dirs"
+            tell(AdapterLoaded(name, folder, reason=reason))
+        case DropAdapter(digest):
+            if executor is not None and loader is not None:
+                loader.drop(digest)
+                executor.adapters = [one for one in executor.adapters if one.digest != digest]
+        case _:
+            return False
+    return True
 
 
 def loads(executor: Executor | None) -> bool:

@@ -20,14 +20,7 @@ from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
-from penstock.protocol.wire.messages.steps import (
-    Attach,
-    DropAdapter,
-    LoadAdapter,
-    StepFailed,
-    StepPlan,
-    StepResult,
-)
+from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
@@ -161,11 +154,11 @@ class WorkerService(LoopService):
                 self._execute(message)
             case Attach():
                 self._attach(message)
-            case LoadAdapter() | DropAdapter():
-                if (answer := adapter_messages.take(self.executor, message)) is not None:
-                    self.mailbox.send(self.scheduler, answer)
-            case _:
+            case _ if not adapter_messages.take(self.executor, message, self._tell):
                 self.metrics.inc("dropped_messages_total", "unexpected")
+
+    def _tell(self, message: Message) -> None:
+        self.mailbox.send(self.scheduler, message)
 
     def _attach(self, message: Attach) -> None:
         group = message.group
@@ -344,7 +337,7 @@ class WorkerService(LoopService):
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
         for loaded in adapter_messages.loaded_now(self.executor):
-            self.mailbox.send(self.scheduler, loaded)
+            self._tell(loaded)
         if self._improving:
             self._improve(now)
 

@@ -20,6 +20,7 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 
+from penstock.client.refusals import Shed
 from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.wire.messages.membership import Demand
@@ -28,7 +29,6 @@ from penstock.protocol.wire.messages.requests import (
     Pair,
     Prompt,
     PromptText,
-    Rejected,
 )
 
 BYTES_PER_TOKEN = 4
@@ -151,8 +151,6 @@ class AdmissionController:
         """(when, requests open here) of the last ``UNSEEN_SECONDS``."""
         self.estimated_wait = 0.0
         """Seconds that a new request would wait for an engine, as of the last look."""
-        self.shed: Counter[str] = Counter()
-        """Requests refused, by reason: share, queue, wait, tokens."""
         self._begun = 0
         """Requests that have had their first token, or will still have it."""
 
@@ -254,7 +252,7 @@ class AdmissionController:
         now: float,
         draw: float,
         prompts: int = 1,
-    ) -> Rejected | None:
+    ) -> Shed | None:
         """Why a new request must stay out; ``None``: it may come in.
 
         ``open_requests``: of this frontend, without the new one. ``draw``: at random in [0, 1),
@@ -270,10 +268,9 @@ class AdmissionController:
         if found is None:
             return None
         status, reason, message = found
-        self.shed[reason] += 1
         retry_after = min(max(wait * (0.5 + draw), LEAST_RETRY_SECONDS), MOST_RETRY_SECONDS)
         kind = "rate_limit_error" if status == 429 else "overloaded_error"
-        return Rejected(0, 0, status, kind, message, retry_after=retry_after)
+        return Shed(0, 0, status, kind, message, retry_after=retry_after, reason=reason)
 
     def _over_share(
         self, tenant: str, waiting: float, rate: float, now: float

@@ -21,6 +21,7 @@ from penstock.client.model_state import ModelState
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
+from penstock.client.refusals import UNAVAILABLE, Shed
 from penstock.client.served_engines import ServedEngines, adapter_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
@@ -92,7 +93,8 @@ class PipelineGateway:
         self._metrics = PipelineMetrics(
             participant, lambda: mailbox.send(participant.router_address, question)
         )
-        self._shed: Counter[str] = Counter()
+        self._uninformed_refused = 0
+        """Requests that were refused while they waited so, since they were last reported."""
 
     # --- what the HTTP layer calls
 
@@ -150,6 +152,13 @@ class PipelineGateway:
         began = time.monotonic()
         if self._unknown_parts(name, began) is None:
             return
+        try:
+            await self._informed(name, began)
+        except Overloaded:
+            self._uninformed_refused += 1
+            raise
+
+    async def _informed(self, name: str, began: float) -> None:
         if self._uninformed >= self._limits.max_waiting_requests:
             reason = f"{self._uninformed} requests are waiting already (--max-waiting-requests)"
             raise self._unavailable(self._any.explain(reason))
@@ -180,7 +189,6 @@ class PipelineGateway:
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = ModelState(self._participant, self._limits, name, now)
-            state.admission.shed = self._shed
         return state
 
     def cancel(self, request_id: int) -> None:
@@ -310,15 +318,14 @@ class PipelineGateway:
                 self.ledger.end_waiting(name, is_over, parts.too_late())
 
     def _unavailable(self, message: str) -> Overloaded:
-        self._shed["unavailable"] += 1
-        return Overloaded(_unavailable(message))
+        return Overloaded(Shed(0, 0, 503, "overloaded_error", message, retry_after=1.0))
 
     def report(self, metrics: Registry) -> None:
-        """Tell how long requests would wait, and what was refused or begun again."""
-        ledger = self.ledger
-        for reason, count in (*self._shed.items(), ("pipeline", ledger.shed)):
-            metrics.counter("requests_shed_total", reason).value = float(count)
-        metrics.counter("continuations_total", "frontend").value = float(ledger.continuations)
+        """Tell how long requests would wait, and what was refused unseen or begun again."""
+        metrics.inc("requests_shed_total", UNAVAILABLE, amount=self._uninformed_refused)
+        self._uninformed_refused = 0
+        continuations = metrics.counter("continuations_total", "frontend")
+        continuations.value = float(self.ledger.continuations)
         waits = {name: state.admission.estimated_wait for name, state in self._states.items()}
         for name in self._reported - waits.keys():
             metrics.remove("estimated_wait_seconds", name)  # it is no longer served
@@ -381,7 +388,3 @@ class _UntilFirstRow:
     def on_rejected(self, rejected: Rejected) -> None:
         self._admission.left(self.request_id)
         self._sink.on_rejected(rejected)
-
-
-def _unavailable(message: str) -> Rejected:
-    return Rejected(0, 0, 503, "overloaded_error", message, retry_after=1.0)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.client.open_request import OpenChoice, OpenRequest
+from penstock.client.refusals import Shed
 from penstock.client.sink import NO_EXTRAS, Sink, row_extras
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import too_long
@@ -63,8 +64,6 @@ class ClientLedger:
         """How many of them are for each model; of a batch each open prompt counts as one."""
         self.stale_rows = 0
         self.continuations = 0
-        self.shed = 0
-        """Requests that processes behind this one were too busy for."""
         self._address = address
         self._members = members
         self._send = send
@@ -154,7 +153,7 @@ class ClientLedger:
     def _reject(self, request: OpenRequest, status: int, kind: str, message: str) -> None:
         attempt = first_attempt(request.submission)
         again = 1.0 if status == 503 else None
-        self._end(request, Rejected(request.id, attempt, status, kind, message, retry_after=again))
+        self._end(request, Shed(request.id, attempt, status, kind, message, retry_after=again))
 
     def _forget(self, request: OpenRequest) -> None:
         if self.open.pop(request.id, None) is not None:
@@ -234,7 +233,6 @@ class ClientLedger:
             if request.submission <= QUICK_RETRIES:
                 self._submit(request, now)
             return
-        self.shed += message.status in (429, 503)
         self._end(request, message)
 
     def _on_rows(self, sender: int, batch: TextBatch, now: float) -> None:

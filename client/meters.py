@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.client.refusals import shed_reason
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
+from penstock.protocol.wire.messages.requests import Rejected
 
 
 class Usage:
@@ -69,6 +71,11 @@ class Meters:
         inc("key_tokens_total", key, "prompt", amount=usage.prompt)
         inc("key_tokens_total", key, "completion", amount=usage.completion)
         inc("key_requests_total", key)
+
+    def refused(self, rejected: Rejected) -> None:
+        """A request ends with this error, and is not tried again."""
+        if reason := shed_reason(rejected):
+            self._registry.inc("requests_shed_total", reason)
 
     def finished(self, reason: str, choices: int = 1) -> None:
         self._registry.inc("requests_finished_total", reason, amount=choices)

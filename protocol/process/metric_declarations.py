@@ -218,9 +218,9 @@ REQUESTS = (
         "requests_shed_total",
         "counter",
         "Requests refused with 429 or 503 because the server was too busy or a part of it was not "
-        "there, by reason: wait (it would have waited too long), queue and tokens (limits on "
-        "what waits), share (one tenant's part of the queue), unavailable, pipeline (refused "
-        "behind the frontend).",
+        "there, once each however often it was tried, by reason: wait (it would have waited too "
+        "long), queue and tokens (limits on what waits), share (one tenant's part of the queue), "
+        "unavailable, pipeline (refused behind the frontend).",
         ("reason",),
     ),
     Metric(
@@ -250,7 +250,8 @@ PIPELINE = (
     Metric(
         "encode_seconds",
         "histogram",
-        "From a request's arrival at a tokenizer until its prompt is tokens.",
+        "From a request's arrival at a tokenizer until its prompt is tokens, for an engine; what "
+        "is refused there or only tokenized counts nowhere.",
         (),
         _LATENCY,
     ),

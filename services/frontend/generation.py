@@ -180,7 +180,7 @@ class Generation(RequestProgress):
             self._ids.append(self._gateway.open(work, sink))
         except Overloaded as overloaded:
             if not (prompts.start and self._waits(prompts, overloaded.rejected)):
-                self.fail(from_rejected(overloaded.rejected))
+                self._refuse(overloaded.rejected)
         if self.error is not None:
             raise self.error
 
@@ -248,6 +248,11 @@ class Generation(RequestProgress):
             self._set_accepted()
 
     def on_rejected(self, rejected: Rejected) -> None:
+        self._refuse(rejected)
+
+    def _refuse(self, rejected: Rejected) -> None:
+        if not self.finished.done():
+            self.meters.refused(rejected)
         self.fail(from_rejected(rejected))
 
     def on_failed(self, end: End) -> None:

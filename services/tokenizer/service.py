@@ -216,9 +216,10 @@ class TokenizerService(AsyncService):
         self._room.leave((request_id, attempt))
         self._vetting_room.leave((request_id, attempt))
         timer = self.encoding.pop((request_id, attempt), None)
+        waited = 0.0
         if timer is not None:
             timer.cancel()
-            self._encode_seconds(self.loop.time() - (timer.when() - ENCODE_SECONDS))
+            waited = self.loop.time() - (timer.when() - ENCODE_SECONDS)
             if SPANS.on:
                 self._record(head, attempt, timer.when() - ENCODE_SECONDS, done)
         try:
@@ -240,6 +241,8 @@ class TokenizerService(AsyncService):
         if isinstance(found, Answered):
             self.ledger.answered(request_id, attempt, *found)
         else:
+            if timer is not None:
+                self._encode_seconds(waited)
             streams = self._streams(request_id, found)
             work, params = found.work, found.params
             self.ledger.encoded(request_id, attempt, work, params, streams, time.monotonic())

@@ -116,7 +116,7 @@ class Node:
     """One process: an address, an incarnation, a participant, a timer. It is its own mailbox."""
 
     service = ""
-    malformed = 0
+    malformed = sent = sent_bytes = refused = 0
 
     def __init__(self, world: World, address: str = "") -> None:
         self.world = world

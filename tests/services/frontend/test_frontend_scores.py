@@ -316,8 +316,10 @@ def test_a_batch_that_was_let_in_waits_for_room_for_the_rest(refused_at: int) ->
         if refused_at:
             assert [one["index"] for one in answer["results"]] == [2, 0, 1]
 
-    run(use, scoring(0.25, -1.5, 0.75))
+    registry = run(use, scoring(0.25, -1.5, 0.75)).registry
     assert len(refusals) == (3 if refused_at else 1)
+    shed = registry.counter("requests_shed_total", "pipeline").value
+    assert shed == (0 if refused_at else 1), "what is tried again was not refused"
 
 
 @pytest.mark.parametrize("refused", ["a", "ccc"])

@@ -55,6 +55,10 @@ COMMANDS = {
         ),
         takes_model=True,
     ),
+    "keeper": Command(
+        "KV blocks in shared memory and on disk",
+        ("cache", "cluster", "process", "launch", "observability", "test"),
+    ),
     "frontend": Command(
         "the APIs for clients: HTTP, WebSockets, gRPC",
         ("admission", "server", "cluster", "process", "launch", "observability", "test"),
@@ -105,9 +109,11 @@ HEADINGS = {
     "Look after one": ("status", "doctor", "stop", "keys", "trace"),
     "Models on this disk": ("pull", "list", "rm"),
     "Measure": ("bench", "eval"),
-    "Run one process of a server": ("router", "tokenizer", "scheduler", "worker", "frontend"),
+    "Run one process of a server": (
+        "router", "tokenizer", "scheduler", "worker", "keeper", "frontend",
+    ),
     "About this program": ("completion", "version"),
-}
+}  # fmt: skip
 """Each command once, as the help shows them."""
 
 

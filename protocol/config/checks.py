@@ -25,6 +25,7 @@ from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
+from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.process.spans import MODULES as SPAN_MODULES
@@ -49,6 +50,7 @@ def contradictions(
     """One line for each pair of settings that cannot both hold."""
     return [
         *_memory(config, sources),
+        *contradictions_of_tiers(config),
         *contradictions_of_several(config),
         *contradictions_of_adapters(config),
         *contradictions_of_hosts(config, sources),

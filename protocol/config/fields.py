@@ -140,6 +140,45 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: Annotated[
         bool, Meta(description="Reuse KV blocks of prompts that begin alike.")
     ] = True
+    kv_tier_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=2**20, le=2**50)] | None,
+        Meta(
+            description="Bytes of the memory, for each model, in which a process of its own keeps "
+            "KV blocks that the engines have no room for. With --kv-tier-disk by default 1 GiB."
+        ),
+    ] = None
+    kv_tier_disk: Annotated[
+        str,
+        Meta(
+            description="Private folder in which that process also keeps KV blocks on disk, where "
+            "they are found again after a restart."
+        ),
+    ] = ""
+    kv_tier_disk_bytes: Annotated[
+        int,
+        Meta(
+            ge=2**20,
+            le=2**60,
+            description="Most bytes of files below --kv-tier-disk; the least lately used go first.",
+        ),
+    ] = 16 * 2**30
+    kv_tier_store_after: Annotated[
+        Literal[1, 2],
+        Meta(
+            description="Prompts that a KV block must have been part of before it is kept outside "
+            "of the engine's memory."
+        ),
+    ] = 2
+
+    @property
+    def has_tiers(self) -> bool:
+        """KV blocks are kept outside of the engines' memory, too."""
+        return self.kv_tier_memory_bytes is not None or bool(self.kv_tier_disk)
+
+    @property
+    def tier_memory_bytes(self) -> int:
+        """Of each model."""
+        return self.kv_tier_memory_bytes or 2**30
 
     def share(self) -> float:
         """The part of the memory that one model may use."""

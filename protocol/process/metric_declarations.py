@@ -57,8 +57,9 @@ ENGINE = (
         "requests_waiting",
         "gauge",
         "Sequences that wait for a place in the batch, by reason: new (never started), resumed "
-        "(preempted or continued), grammar (their grammar is being compiled), suspect (a step "
-        "failed with them; they run alone).",
+        "(preempted or continued), grammar (their grammar is being compiled), blocks (what the "
+        "keeper has of their prompt is being loaded), suspect (a step failed with them; they run "
+        "alone).",
         ("reason",),
     ),
     Metric("kv_blocks", "gauge", "KV blocks in all."),
@@ -135,6 +136,18 @@ ENGINE = (
         (),
         _LATENCY,
     ),
+    Metric("kv_tier_query_blocks_total", "counter", "Prompt blocks that KV memory lacked."),
+    Metric("kv_tier_hit_blocks_total", "counter", "Blocks loaded from the keeper."),
+    Metric("kv_tier_read_bytes_total", "counter", "Bytes loaded from the keeper."),
+    Metric("kv_tier_stored_bytes_total", "counter", "Bytes stored with the keeper."),
+    Metric("kv_tier_missed_stores_total", "counter", "Blocks lost for want of an empty slot."),
+    Metric("kv_tier_loads_total", "counter", "Prefixes asked of the keeper."),
+    Metric("kv_tier_load_seconds_total", "counter", "Time from asking to having them."),
+    Metric("kv_tier_failed_loads_total", "counter", "Loads that failed or came too late."),
+    Metric("kv_tier_slow_loads_total", "counter", "Prefixes computed, as that was quicker."),
+    Metric("kv_tier_corrupted_total", "counter", "Stored blocks that were damaged."),
+    Metric("kv_tier_failed_writes_total", "counter", "Blocks that the disk did not take."),
+    Metric("kv_tier_used_bytes", "gauge", "Bytes of the blocks kept in a tier.", ("tier",)),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
 )
 REQUESTS = (

@@ -20,7 +20,7 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
 )
 
-SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker")
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper")
 """In the order of a request's way."""
 
 

@@ -12,9 +12,16 @@ import struct
 import msgspec
 from msgspec import inspect
 
-from penstock.protocol.wire.messages import administration, membership, requests, steps, tokens
+from penstock.protocol.wire.messages import (
+    administration,
+    kv_tier,
+    membership,
+    requests,
+    steps,
+    tokens,
+)
 
-PROTOCOL_VERSION = 30
+PROTOCOL_VERSION = 31
 
 Message = (
     membership.Hello
@@ -50,6 +57,17 @@ Message = (
     | steps.LoadAdapter
     | steps.AdapterLoaded
     | steps.DropAdapter
+    | kv_tier.TierOpen
+    | kv_tier.TierOpened
+    | kv_tier.TierKeys
+    | kv_tier.TierGet
+    | kv_tier.TierGot
+    | kv_tier.TierRelease
+    | kv_tier.TierStored
+    | kv_tier.TierLent
+    | kv_tier.TierDrop
+    | kv_tier.KVCopies
+    | kv_tier.KVCopied
 )
 
 _PREFIX = struct.Struct("<Q")

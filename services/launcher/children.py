@@ -38,6 +38,8 @@ class ServerChildren(NamedTuple):
     models: list[ModelChildren]
     """In the order of the configurations."""
     frontends: list[Child]
+    keepers: list[Child]
+    """One where KV blocks are kept outside of the engines' memory."""
 
     @property
     def without_engines(self) -> list[Child]:
@@ -50,7 +52,7 @@ class ServerChildren(NamedTuple):
         longest."""
         engines = [child for model in self.models for child in model.engines]
         tokenizers = [child for model in self.models for child in model.tokenizers]
-        return [self.router, *engines, *tokenizers, *self.frontends]
+        return [self.router, *self.keepers, *engines, *tokenizers, *self.frontends]
 
 
 def make_children(
@@ -76,9 +78,12 @@ def make_children(
         for number in range(config.launch.frontends)
         if listener is not None
     ]
-    return ServerChildren(
-        Child("router", 0, router, only_one=True, render=render), models, frontends
-    )
+    keepers = [
+        Child("keeper", 0, _environment(config, inherited), only_one=True, render=render)
+        for _ in range(config.cache.has_tiers)
+    ]
+    first = Child("router", 0, router, only_one=True, render=render)
+    return ServerChildren(first, models, frontends, keepers)
 
 
 def children_of_model(

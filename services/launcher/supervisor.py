@@ -45,7 +45,7 @@ one that is still absent after so much more is stopped or stuck."""
 ECHO_SECONDS = 0.3
 """``make`` and ``timeout`` pass on a signal that this process got already: no second one."""
 LOOK_SECONDS = 1.0
-STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "router")
+STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "keeper", "router")
 _IDLE_SECONDS = 0.5  # less than the pause after which a Participant trusts its silence no more
 _STARTING_SECONDS = 0.25
 _JOINING_SECONDS = 0.02

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 
 OnEvicted = Callable[[bytes], None]
 """The content of this digest can be found no more."""
+OnBlock = Callable[[bytes, int], None]
+"""The content of this digest is in this block."""
 
 
 class BlockManager:
@@ -36,6 +38,10 @@ class BlockManager:
         self.watch_passed = True
         """Nothing has happened since ``watch`` by which more of that chain's blocks may be held."""
         self.on_evicted: OnEvicted | None = None
+        self.on_named: OnBlock | None = None
+        """Hears of blocks that can be found from now on."""
+        self.on_reused: OnBlock | None = None
+        """Hears of blocks whose content is about to be overwritten, while it can still be read."""
 
     def watch(self, digests: Iterable[bytes], also_lost: bool = False) -> None:
         """Look out for blocks of this chain that become known, or known ones that are taken; with
@@ -69,6 +75,8 @@ class BlockManager:
                 block = free.pop()
             else:
                 block, _ = self._cached.popitem(last=False)
+                if self.on_reused is not None and (digest := self._digests[block]) is not None:
+                    self.on_reused(digest, block)
                 self._unname(block)
             counts[block] = 1
             blocks.append(block)
@@ -99,6 +107,10 @@ class BlockManager:
         """The block with this content, if it is known."""
         return self._by_digest.get(digest)
 
+    def completed_by(self, block: int) -> int:
+        """The step that completes a block that can be found."""
+        return self._steps[block]
+
     def num_unheld(self, blocks: list[int]) -> int:
         """How many of these nobody holds: holding them takes as many from ``num_available``."""
         counts = self._ref_counts
@@ -125,6 +137,8 @@ class BlockManager:
             self._by_digest[digest] = block
             self._digests[block] = digest
             self._steps[block] = step
+            if self.on_named is not None:
+                self.on_named(digest, block)
 
     def forget(self, digests: Iterable[bytes]) -> None:
         """Let these blocks be found no more; whoever holds them keeps them."""

@@ -38,6 +38,7 @@ from penstock.services.scheduler.endings import (
 from penstock.services.scheduler.failures import SUSPECT_STALLS, FailureHandler
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
+from penstock.services.scheduler.kv_tier import KVTier
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planner import Planner, Step
@@ -45,7 +46,7 @@ from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
 from penstock.services.scheduler.sequence import Request, Sequence
-from penstock.services.scheduler.stats import Counters, SchedulerStats
+from penstock.services.scheduler.stats import Counters, SchedulerStats, snapshot
 
 Batches = list[tuple[str, TokenBatch]]
 """(owner, batch): at most one batch for each owner."""
@@ -96,6 +97,7 @@ class SchedulerCore:
         """Hears of each executed step, and of its time in the worker."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
         """What the prefix cache holds, for the router."""
+        self._tier: KVTier | None = None
         self._numbers = itertools.count()
         least = max(max_in_flight, limits.micro_batches + 1)
         self._in_flight = StepsInFlight(least, most_in_flight, shape, limits.micro_batches)
@@ -226,6 +228,8 @@ class SchedulerCore:
         step = self._planner.plan(self._in_flight.last + 1, now)
         for sequence in self._planner.take_stuck():
             self._sequences.end(sequence, LENGTH)
+        if self._tier is not None:
+            self._tier.before_plan()
         if step is None:
             return None
         self.counters.steps += 1
@@ -273,6 +277,8 @@ class SchedulerCore:
         self.on_step(step, result.seconds)
         self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
+        if self._tier is not None:
+            self._tier.after_step()
         return self._rows.drain()
 
     @crash_only
@@ -314,6 +320,13 @@ class SchedulerCore:
             self._planner.make_holder(sequence)
         return self._rows.drain()
 
+    def keep_blocks(self, space: bytes, slot_bytes: int, after: int, reply_to: str) -> KVTier:
+        """Keep blocks outside of KV memory, too, see ``KVTier``; ahead of the first plan."""
+        own = self._waiting, self._in_flight, self._prefill_budget
+        self._tier = KVTier(space, slot_bytes, after, reply_to, *own)
+        self._new_planner()
+        return self._tier
+
     def follow_faults(self, on_fault: Callable[[Request, Ending], None]) -> None:
         """Tell of each sequence that ends by a fault of the server, for the log."""
         self._sequences.on_fault = on_fault
@@ -327,19 +340,8 @@ class SchedulerCore:
 
     @crash_only
     def stats(self) -> SchedulerStats:
-        blocks = self._planner.kv.blocks
-        return SchedulerStats(
-            running=len(self._planner.batch),
-            waiting=len(self._waiting) + self._waiting.num_put_off,
-            waiting_for=self._waiting.by_reason(),
-            waiting_requests=self._waiting.num_requests,
-            open_requests=len(self._requests),
-            blocks_total=blocks.num_blocks,
-            blocks_used=blocks.num_used,
-            blocks_cached=blocks.num_cached,
-            blocks_free=blocks.num_free,
-            counters=self.counters,
-        )
+        running, blocks = len(self._planner.batch), self._planner.kv.blocks
+        return snapshot(running, self._waiting, len(self._requests), blocks, self.counters)
 
     @crash_only
     def queue_age(self, now: float) -> float:
@@ -387,16 +389,11 @@ class SchedulerCore:
     def _new_planner(self) -> None:
         """Plan for the limits of this epoch, with an empty cache."""
         self._planner = self._sequences.planner = Planner(
-            self.limits,
-            self._policy,
-            self._caching,
-            self._waiting,
-            self.counters,
-            self._prefill_budget,
-            self._shape,
-            self.prefixes,
-            self._sequences.started,
-        )
+            self.limits, self._policy, self._caching, self._waiting, self.counters,
+            self._prefill_budget, self._shape, self.prefixes, self._sequences.started,
+        )  # fmt: skip
         self._results.max_row_tokens = self.limits.max_row_tokens
+        if self._tier is not None:
+            self._tier.begin(self.epoch, self.limits, self._planner)
         if self.prefixes is not None:
             self._planner.kv.follow(self.prefixes.evicted)

@@ -64,6 +64,8 @@ class FailureHandler:
 
     def worker_ended(self) -> None:
         """What was in flight may be what ended the worker."""
+        if (tier := self._sequences.planner.tier) is not None:
+            tier.lost_worker()
         self._roll_back(list(self._in_flight.steps), "the worker ended")
 
     def refit(self, max_sequence_len: int) -> None:
@@ -105,7 +107,10 @@ class FailureHandler:
         If it began with blocks that others computed, those may be to blame, and it gets another
         chance with blocks of its own; the others find their own bad rows.
         """
-        self._sequences.planner.kv.distrust(sequence.kv)
+        planner = self._sequences.planner
+        planner.kv.distrust(sequence.kv)
+        if planner.tier is not None:
+            planner.tier.distrust(sequence.kv.digests)
         sequence.strikes += 1
         if sequence.num_hits and sequence.strikes < MAX_STRIKES:
             sequence.trusted = False

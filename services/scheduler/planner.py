@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES
@@ -33,6 +34,9 @@ from penstock.services.scheduler.prefill_budget import LEAST_TOKENS, PrefillBudg
 from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters
 from penstock.services.scheduler.waiting_queue import WaitingQueue
+
+if TYPE_CHECKING:
+    from penstock.services.scheduler.kv_tier import KVTier
 
 PLAN_BYTES = 8 * 1024 * 1024
 """A plan takes no further sequence in when it would be longer than this; the next one does. A plan
@@ -120,6 +124,8 @@ class Planner:
         self.batch = RunningBatch(limits, self.kv, prefixes)
         self.full_with = 0
         """Sequences that ran when KV memory was last found full; whoever reads it sets it to 0."""
+        self.tier: KVTier | None = None
+        """Where blocks are kept outside of KV memory; ``None``: nowhere."""
         self._stuck: list[Sequence] = []
         self._head_room = HeadRoom(self.kv)
         self._row_tokens = limits.max_row_tokens
@@ -204,6 +210,8 @@ class Planner:
         self.batch.release(sequence)
         sequence.resumed = True
         self._waiting.push(sequence)
+        if self.tier is not None:
+            self.tier.preempted(sequence)
 
     def _isolate_suspect(self) -> None:
         """Clear the batch when a suspect waits: it runs with nothing else beside it."""
@@ -278,6 +286,8 @@ class Planner:
             if not self._head_room.fits(sequence.kv, hits, owed):
                 self.full_with = len(self.batch)
                 return
+            if self.tier is not None and self.tier.fetches(sequence, hits, step.now):
+                continue
             size = self._added_bytes(step, sequence, hits)
             if step.added and step.added_bytes + size > PLAN_BYTES:
                 return
@@ -335,6 +345,8 @@ class Planner:
         """Give a waiting sequence a slot, its hits and a first chunk."""
         self.kv.begin(sequence.kv, hits)
         self.batch.admit(sequence)
+        if self.tier is not None:
+            self.tier.started(sequence, hits)
         sequence.num_computed = sequence.num_hits = hits.length * self.limits.block_size
         if self._caching:
             self._counters.prefix_query_tokens += len(sequence.tokens)

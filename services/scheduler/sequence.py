@@ -170,6 +170,9 @@ class Sequence:
     preemptions: int = 0
     """How often it lost its slot and its blocks to others."""
 
+    fetched: bool = False
+    """What the keeper had of it was asked for since it lost its slot, or arrived."""
+
     times_put_off: int = 0
     """How often its grammar was not compiled yet when its next token was due."""
 

@@ -39,6 +39,7 @@ from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
 from penstock.services.scheduler.engine_adapters import EngineAdapters
 from penstock.services.scheduler.idle_check import IdleCheck
+from penstock.services.scheduler.keeping import Keeping
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.meters import EngineMeters
 from penstock.services.scheduler.policy_choice import make_policy
@@ -83,6 +84,8 @@ class SchedulerService(LoopService):
         self._idle_check = IdleCheck()
         self._adapters = EngineAdapters(config.cluster.world_size, self.group.send)
         self._model = config.model.names()[0]
+        self._keeping: Keeping | None = None
+        """Blocks outside of KV memory; ``None``: there are none."""
         self._meters = EngineMeters(self.metrics, self._model)
 
     def identity(self) -> Identity:
@@ -143,6 +146,8 @@ class SchedulerService(LoopService):
                 offers=offers,
             )
             self.core.follow_faults(self._on_fault)
+            if whole.kv_space and config.cache.has_tiers:
+                self._keeping = Keeping(self, self.core, whole, self.group)
             self._meters.follow(self.core)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
@@ -170,6 +175,8 @@ class SchedulerService(LoopService):
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         if self.ledger is not None:
             self.ledger.peers_gone(gone)
+        if self._keeping is not None:
+            self._keeping.peers_gone(gone)
         if name := self.group.lost(gone):
             self._plans.clear()
             self._answers.clear()
@@ -230,6 +237,8 @@ class SchedulerService(LoopService):
                 not self.group.attached and self._another_is_ready()
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
+            case _ if self._keeping is not None and self._keeping.handle(sender, message, now):
+                pass
             case _:
                 if self.ledger is None or not self.ledger.handle(sender, message, now):
                     self.metrics.inc("dropped_messages_total", "unexpected")
@@ -282,9 +291,13 @@ class SchedulerService(LoopService):
                 break
             began = _add_part(meters.plan, PLAN, began, plan.step)
             self.faults.at("step")
+            if self._keeping is not None:
+                self._keeping.send()
             if not self._plans.send(plan, now):
                 batches.append(self._unsent(core, plan, now))
             _add_part(meters.send, SEND_PLAN, began, plan.step)
+        if self._keeping is not None:
+            self._keeping.send()
         if ended := core.drain():
             batches.append(ended)
         for batch in batches:
@@ -327,6 +340,8 @@ class SchedulerService(LoopService):
             self.ledger.tick(now)
             self._hand_out(self.core.expire(now))
             self._report(self.core, now)
+            if self._keeping is not None:
+                self._keeping.tick(now, self.metrics)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demands = [Demand(slots=usable, model=self._model)]

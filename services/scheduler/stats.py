@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.services.scheduler.block_manager import BlockManager
+    from penstock.services.scheduler.waiting_queue import WaitingQueue
 
 
 @dataclass(slots=True)
@@ -42,3 +47,24 @@ class SchedulerStats:
     """Nobody holds them, but the prefix cache can find them."""
     blocks_free: int
     counters: Counters
+
+
+def snapshot(
+    running: int,
+    waiting: WaitingQueue,
+    open_requests: int,
+    blocks: BlockManager,
+    counters: Counters,
+) -> SchedulerStats:
+    return SchedulerStats(
+        running=running,
+        waiting=len(waiting) + waiting.num_put_off,
+        waiting_for=waiting.by_reason(),
+        waiting_requests=waiting.num_requests,
+        open_requests=open_requests,
+        blocks_total=blocks.num_blocks,
+        blocks_used=blocks.num_used,
+        blocks_cached=blocks.num_cached,
+        blocks_free=blocks.num_free,
+        counters=counters,
+    )

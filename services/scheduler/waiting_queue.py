@@ -12,6 +12,8 @@ from penstock.services.scheduler.sequence import QueuePlace, Sequence
 SUSPECT, RESUMED, NEW, PUT_OFF = 0, 1, 2, 3
 """Ranks: a step that died is cleared up first, then comes what has been running before. What is put
 off does not start before its time."""
+LOADING = "loading"
+"""Where those are put off whose KV blocks are being loaded."""
 
 
 class WaitingQueue:
@@ -23,6 +25,8 @@ class WaitingQueue:
             Lanes(policy.lane_key) for _ in (SUSPECT, RESUMED, NEW)
         ]
         self._put_off: OrderedQueue[Sequence] = OrderedQueue()
+        self._loading = 0
+        """How many of them wait for blocks."""
         self.num_requests = 0
         """Requests with a waiting sequence; of a batch each of these counts as one."""
         self.num_prompt_tokens = 0
@@ -50,12 +54,20 @@ class WaitingQueue:
     def by_reason(self) -> dict[str, int]:
         """How many sequences wait, by why they do."""
         suspect, resumed, new = map(len, self._ranks)
-        return {"new": new, "resumed": resumed, "grammar": self.num_put_off, "suspect": suspect}
+        return {
+            "new": new,
+            "resumed": resumed,
+            "grammar": self.num_put_off - self._loading,
+            "blocks": self._loading,
+            "suspect": suspect,
+        }
 
-    def put_off(self, sequence: Sequence, until: float) -> None:
-        """Let a sequence wait, and not start before ``until``, monotonic seconds."""
+    def put_off(self, sequence: Sequence, until: float, lane: str = "") -> None:
+        """Let a sequence wait, and not start before ``until``, monotonic seconds. ``lane``:
+        ``LOADING`` where it waits for blocks."""
         self._enter(sequence)
-        place = QueuePlace(PUT_OFF, "", (until, sequence.number))
+        self._loading += lane == LOADING
+        place = QueuePlace(PUT_OFF, lane, (until, sequence.number))
         self._put_off.push(place.key, sequence)
         sequence.queue_place = place
 
@@ -113,6 +125,7 @@ class WaitingQueue:
             return
         if place.rank == PUT_OFF:
             self._put_off.remove(place.key)
+            self._loading -= place.lane == LOADING
         else:
             self._ranks[place.rank].remove(place.lane, place.key)
         sequence.queue_place = None

@@ -190,6 +190,10 @@ class WorkerGroup:
         taken = [self._send(peer.address, message) for peer in self._peers]
         return bool(taken) and all(taken)
 
+    def send_first(self, message: Message) -> bool:
+        """Send something to rank 0 alone, ahead of the plans that follow."""
+        return bool(self._peers) and self._send(self._peers[0].address, message)
+
 
 def _digests(adapters: list[Adapter]) -> str:
     """Adapters in an order that does not matter."""

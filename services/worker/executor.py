@@ -16,6 +16,7 @@ from penstock.services.worker.pooling import PromptTask
 
 if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
+    from penstock.services.worker.kv_copies import BlockAccess
     from penstock.services.worker.rank_group import Meeting
     from penstock.services.worker.speculation.drafting import DraftCounts
 
@@ -97,6 +98,8 @@ class DirectExecutor(ABC):
     max_in_flight = 1
     account: MemoryAccount | None = None
     draft_counts: DraftCounts | None = None
+    kv_blocks: BlockAccess | None = None
+    """Its KV memory, to be copied from and to; ``None``: that cannot be done."""
 
     def __init__(self) -> None:
         self.tasks: Mapping[str, PromptTask] = {}

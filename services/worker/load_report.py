@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.protocol.process.plain_structlog import Logger
+
 _UNITS = ((1e9, "GB", 2), (1e6, "MB", 1), (1e3, "kB", 0))
 
 
@@ -41,6 +43,19 @@ class LoadReport(msgspec.Struct, frozen=True):
         """``1.19 GB of weights in 0.9 s, 1.30 GB/s``."""
         size, _, unit = _both(self.done_bytes, self.done_bytes)
         return f"{size} {unit} of weights in {self.seconds:.1f} s, {rate(self)}"
+
+
+def say_report(report: LoadReport, log: Logger) -> None:
+    """Warn of what is odd in it."""
+    for note in report.notes:
+        log.warning(note)
+    if report.zero_tensors:
+        log.warning(
+            "matrices of nothing but zeros: meant in layers that were added and not trained, "
+            "else the files are damaged",
+            count=len(report.zero_tensors),
+            tensors=report.zero_tensors[:8],
+        )
 
 
 def rate(read: ReadProgress | LoadReport) -> str:

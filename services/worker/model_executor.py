@@ -37,7 +37,7 @@ from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
-from penstock.services.worker.kv_memory import KVMemory
+from penstock.services.worker.kv_memory import KVMemory, MemoryBlocks
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.causal_model import CausalModel
@@ -143,6 +143,8 @@ class ModelExecutor(DirectExecutor):
             self._memory = KVMemory(
                 model.caches, grouped, blocks, capacity.block_size, model.dtype, model.device
             )
+        if model.device.type == "cpu" and not capacity.groups:
+            self.kv_blocks = MemoryBlocks(self._memory, len(capacity.groups))
         self._inputs = InputBuilder(
             self.slots, caches, [distinct.index(each) for each in of_layers], self._memory.layers,
             rows, padding_block, model.device,

@@ -38,6 +38,7 @@ class NullExecutor(DirectExecutor):
         super().__init__()
         self.capacity = capacity
         self.device, self.dtype, self.summary = "null", "", ""
+        self.kv_blocks = None if capacity.groups else NullBlocks()
         self._slots = SlotTable(capacity)
         self._step_seconds = step_seconds
         skipped = sorted({token for token in end_tokens if 0 <= token < capacity.vocab_size})
@@ -84,6 +85,19 @@ class NullExecutor(DirectExecutor):
         for skipped in self._skipped:
             tokens += tokens >= skipped
         return tokens
+
+
+class NullBlocks:
+    """Its KV memory, which holds nothing."""
+
+    block_bytes = 64
+    layout = "null"
+
+    def read(self, block: int, into: memoryview) -> None:
+        """See ``BlockAccess``."""
+
+    def write(self, block: int, content: memoryview) -> None:
+        """See ``BlockAccess``."""
 
 
 def _hidden(slots: SlotTable, step: PlannedStep, rows: list[int]) -> npt.NDArray[np.float32]:

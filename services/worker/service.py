@@ -19,12 +19,14 @@ from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import KVCopies
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
-from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.kv_copies import BlockCopies, copies_of, with_space
+from penstock.services.worker.load_report import LoadReport, say_report
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.slot_spans import SlotSpans
@@ -79,6 +81,7 @@ class WorkerService(LoopService):
         self._loaded: Executor | None = None
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
+        self._copies: BlockCopies | None = None
         self._group: list[int] = []
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
@@ -118,15 +121,7 @@ class WorkerService(LoopService):
 
     def _on_weights(self, report: LoadReport) -> None:
         self._load_report = report
-        for note in report.notes:
-            self.log.warning(note)
-        if report.zero_tensors:
-            self.log.warning(
-                "matrices of nothing but zeros: meant in layers that were added and not trained, "
-                "else the files are damaged",
-                count=len(report.zero_tensors),
-                tensors=report.zero_tensors[:8],
-            )
+        say_report(report, self.log)
 
     def _finish_loading(self) -> None:
         if self._failure is not None:
@@ -135,6 +130,7 @@ class WorkerService(LoopService):
             return
         self.executor = self._loaded
         self._loader = None
+        self._copies = copies_of(self.config, self.executor)
         if self.executor.summary:
             say_summary(self.executor, self.log)
         say_account(self.executor, self.log)
@@ -154,6 +150,9 @@ class WorkerService(LoopService):
                 self._execute(message)
             case Attach():
                 self._attach(message)
+            case KVCopies() if self._copies is not None:
+                turn = self.epoch, self._launched, self._expected
+                self.mailbox.send(self.scheduler, self._copies.answer(message, *turn))
             case _ if not adapter_messages.take(self.executor, message, self._tell):
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
@@ -183,8 +182,8 @@ class WorkerService(LoopService):
             self._expected = 0
             self._answers.clear()
             self._failed = None
-        rank = self.config.cluster.rank
-        self.mailbox.send(message.reply_to, attached(self.executor, self.epoch, rank))
+        answer = attached(self.executor, self.epoch, self.config.cluster.rank)
+        self.mailbox.send(message.reply_to, with_space(answer, self._copies))
 
     def _execute(self, plan: StepPlan) -> None:
         """Execute a plan in its turn; after a failure or a gap only a full plan counts."""

@@ -15,6 +15,7 @@ from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages import administration as a
 from penstock.protocol.wire.messages import engine as e
+from penstock.protocol.wire.messages import kv_tier as k
 from penstock.protocol.wire.messages import membership as m
 from penstock.protocol.wire.messages import requests as r
 from penstock.protocol.wire.messages import steps as s
@@ -265,12 +266,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         s.Attached(
             1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
-            ["no"], _ADAPTERS,
+            ["no"], _ADAPTERS, b"space", 300,
         ),
         [
             41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
-            _ADAPTERS_ROW,
+            _ADAPTERS_ROW, b"space", 300,
         ],
     ),
     "LoadAdapter": (s.LoadAdapter("sql", "/lora/sql"), [45, "sql", "/lora/sql"]),
@@ -300,6 +301,27 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "StepFailed": (s.StepFailed(1, 2, "boom", True), [44, 1, 2, "boom", True]),
+    "TierOpen": (k.TierOpen(b"space", 300, 70, "ipc:///s"), [60, b"space", 300, 70, "ipc:///s"]),
+    "TierOpened": (
+        k.TierOpened(b"space", "/proc/7/fd/9", 300, [5, 200], "no"),
+        [61, b"space", "/proc/7/fd/9", 300, [5, 200], "no"],
+    ),
+    "TierKeys": (k.TierKeys(b"space", b"come", b"gone"), [62, b"space", b"come", b"gone"]),
+    "TierGet": (k.TierGet(7, b"keys", "ipc:///s"), [63, 7, b"keys", "ipc:///s"]),
+    "TierGot": (k.TierGot(7, [5, 200]), [64, 7, [5, 200]]),
+    "TierRelease": (k.TierRelease(7, "ipc:///s"), [65, 7, "ipc:///s"]),
+    "TierStored": (
+        k.TierStored(b"keys", [5], [200], "ipc:///s"), [66, b"keys", [5], [200], "ipc:///s"],
+    ),
+    "TierLent": (k.TierLent([5, 200]), [67, [5, 200]]),
+    "TierDrop": (k.TierDrop(b"keys", True, "ipc:///s"), [68, b"keys", True, "ipc:///s"]),
+    "KVCopies": (
+        k.KVCopies(1, 2, 7, "/proc/7/fd/9", True, [3], [200], b"keys"),
+        [70, 1, 2, 7, "/proc/7/fd/9", True, [3], [200], b"keys"],
+    ),
+    "KVCopied": (
+        k.KVCopied(1, 7, 3, 0.25, True, "gone"), [71, 1, 7, 3, 0.25, True, "gone"],
+    ),
 }  # fmt: skip
 """Messages, by name."""
 
@@ -359,7 +381,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "bf7987f28f10f58b"
+SCHEMA_HASH = "57e8378820617c08"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -423,10 +445,10 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "992901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
+        "9b2901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
         "029892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000"
         "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
-        "3132"
+        "3132c4057370616365cd012c"
     ),
     "LoadAdapter": "932da373716ca92f6c6f72612f73716c",
     "AdapterLoaded": "952ea373716ca92f6c6f72612f73716ca461623132a26e6f",
@@ -441,6 +463,17 @@ GOLDEN: dict[str, str] = {
         "109202c40801000000ff7f0000919301a26e6fcd01f79102c40101919201c40801000000ff7f0000c40102"
     ),
     "StepFailed": "952c0102a4626f6f6dc3",
+    "TierOpen": "953cc4057370616365cd012c46a86970633a2f2f2f73",
+    "TierOpened": "963dc4057370616365ac2f70726f632f372f66642f39cd012c9205ccc8a26e6f",
+    "TierKeys": "943ec4057370616365c404636f6d65c404676f6e65",
+    "TierGet": "943f07c4046b657973a86970633a2f2f2f73",
+    "TierGot": "9340079205ccc8",
+    "TierRelease": "934107a86970633a2f2f2f73",
+    "TierStored": "9542c4046b657973910591ccc8a86970633a2f2f2f73",
+    "TierLent": "92439205ccc8",
+    "TierDrop": "9444c4046b657973c3a86970633a2f2f2f73",
+    "KVCopies": "9946010207ac2f70726f632f372f66642f39c3910391ccc8c4046b657973",
+    "KVCopied": "9747010703cb3fd0000000000000c3a4676f6e65",
     "Identity": (
         "99cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030"
         "a463306465a3683a31"

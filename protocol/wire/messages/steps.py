@@ -49,6 +49,9 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
     adapters: list[Adapter] = []
+    kv_space: bytes = b""
+    """See ``TierOpen``; empty: its blocks are not kept outside of its memory."""
+    kv_slot_bytes: int = 0
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):

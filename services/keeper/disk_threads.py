@@ -1,0 +1,73 @@
+"""Reads and writes of a tier, beside the keeper's loop: a thread for each."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from penstock.services.keeper.tier import BlockName, KVTier
+
+
+class Done(NamedTuple):
+    """A read or a write is over; ``ok``: it did what it was to do."""
+
+    name: BlockName
+    slot: int
+    ok: bool
+    was_read: bool
+
+
+class DiskThreads:
+    def __init__(self, tier: KVTier) -> None:
+        self._tier = tier
+        self._reads: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._writes: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._done: deque[Done] = deque()
+        self.reading = self.writing = 0
+        """Reads and writes that are not taken back yet."""
+        for queue, name in ((self._reads, "disk reads"), (self._writes, "disk writes")):
+            threading.Thread(target=_run, args=(queue,), name=name, daemon=True).start()
+
+    def first(self, task: Callable[[], None]) -> None:
+        """Let the reader do something else ahead of what is still to come."""
+        self._reads.put(task)
+
+    def read(self, name: BlockName, slot: int, into: memoryview) -> None:
+        self.reading += 1
+        self._reads.put(lambda: self._done.append(Done(name, slot, self._get(name, into), True)))
+
+    def write(self, name: BlockName, slot: int, block: memoryview) -> None:
+        self.writing += 1
+        self._writes.put(lambda: self._done.append(Done(name, slot, self._put(name, block), False)))
+
+    def _get(self, name: BlockName, into: memoryview) -> bool:
+        try:
+            return self._tier.get(name, into)
+        except Exception:  # a thread that ends would leave all who wait without an answer
+            return False
+
+    def _put(self, name: BlockName, block: memoryview) -> bool:
+        try:
+            return self._tier.put(name, block)
+        except Exception:
+            return False
+
+    def take_done(self) -> list[Done]:
+        """What has ended since the last call."""
+        done = []
+        while self._done:
+            one = self._done.popleft()
+            if one.was_read:
+                self.reading -= 1
+            else:
+                self.writing -= 1
+            done.append(one)
+        return done
+
+
+def _run(queue: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        queue.get()()

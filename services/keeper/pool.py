@@ -1,0 +1,103 @@
+"""The shared memory of one space: slots of one size."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+
+
+class SlotPool:
+    """Which slot holds which block. A slot is free, lent to a scheduler that fills it, or holds a
+    block; one that is pinned is read or written by somebody and stays as it is."""
+
+    def __init__(self, num_slots: int, slot_bytes: int) -> None:
+        """The memory belongs to no file that others could open, and is taken page by page as slots
+        are first written to. Raises ``OSError`` where the system refuses it."""
+        self.num_slots, self.slot_bytes = num_slots, slot_bytes
+        self._descriptor = os.memfd_create("penstock-kv", os.MFD_CLOEXEC)
+        os.fchmod(self._descriptor, 0o600)
+        os.ftruncate(self._descriptor, num_slots * slot_bytes)
+        self._memory = mmap.mmap(self._descriptor, num_slots * slot_bytes)
+        self._view = memoryview(self._memory)
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._by_key: OrderedDict[bytes, int] = OrderedDict()
+        """Those used least lately first."""
+        self._pins = [0] * num_slots
+        self._keys: list[bytes | None] = [None] * num_slots
+
+    @property
+    def path(self) -> str:
+        """Where other processes of this user find the memory while this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._by_key)
+
+    def slot(self, number: int) -> memoryview:
+        begin = number * self.slot_bytes
+        return self._view[begin : begin + self.slot_bytes]
+
+    def find(self, key: bytes) -> int | None:
+        """The slot of a block, which counts as used now."""
+        slot = self._by_key.get(key)
+        if slot is not None:
+            self._by_key.move_to_end(key)
+        return slot
+
+    def has(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def key(self, slot: int) -> bytes | None:
+        """The block in a slot."""
+        return self._keys[slot]
+
+    def keys(self) -> list[bytes]:
+        return list(self._by_key)
+
+    def take(self) -> tuple[int, bytes | None] | None:
+        """An empty slot, and the key of the block that was dropped for it, if one was. ``None``:
+        all are in use."""
+        if self._free:
+            return self._free.pop(), None
+        for key, slot in self._by_key.items():
+            if not self._pins[slot]:
+                self._unname(key, slot)
+                return slot, key
+        return None
+
+    def fill(self, slot: int, key: bytes) -> bool:
+        """A taken slot holds this block now. ``False``: another slot does already, and this one is
+        free."""
+        if key in self._by_key:
+            self._by_key.move_to_end(key)
+            self._free.append(slot)
+            return False
+        self._by_key[key] = slot
+        self._keys[slot] = key
+        return True
+
+    def give_back(self, slot: int) -> None:
+        """A taken slot is not needed."""
+        self._free.append(slot)
+
+    def pin(self, slot: int) -> None:
+        self._pins[slot] += 1
+
+    def unpin(self, slot: int) -> None:
+        self._pins[slot] -= 1
+        if not self._pins[slot] and self._keys[slot] is None:
+            self._free.append(slot)
+
+    def drop(self, key: bytes) -> None:
+        """Forget a block; its slot is free once nobody reads it."""
+        slot = self._by_key.get(key)
+        if slot is not None:
+            self._unname(key, slot)
+            if not self._pins[slot]:
+                self._free.append(slot)
+
+    def _unname(self, key: bytes, slot: int) -> None:
+        del self._by_key[key]
+        self._keys[slot] = None

@@ -1,0 +1,202 @@
+"""The keeper's process: KV blocks of all engines of this host, by their content's names.
+
+It outlives workers, schedulers and the router. Its own death costs what only its memory held, never
+a request: engines then compute what they would have read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.protocol.config import Config
+from penstock.protocol.kv_slots import SPACE_BYTES
+from penstock.protocol.process.loop_service import LoopService
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import (
+    TierDrop,
+    TierGet,
+    TierOpen,
+    TierOpened,
+    TierRelease,
+    TierStored,
+    split,
+)
+from penstock.protocol.wire.messages.membership import Peer, Phase
+from penstock.protocol.wire.security import SecurityError, private_folder
+from penstock.services.keeper.disk_threads import DiskThreads
+from penstock.services.keeper.disk_tier import DiskTier
+from penstock.services.keeper.pool import SlotPool
+from penstock.services.keeper.space import Space
+
+MOST_SPACES = 64
+LEAST_SLOTS = 8
+DISK_POLL_SECONDS = 0.001
+
+
+class KeeperService(LoopService):
+    """Answers schedulers; what disks take long for is done in threads."""
+
+    name = "keeper"
+
+    def __init__(self, config: Config) -> None:
+        folder = config.cache.kv_tier_disk
+        if folder:
+            _check_folder(Path(folder))
+        super().__init__(config)
+        self.metrics = Registry()
+        self._disk: DiskTier | None = None
+        self._threads: DiskThreads | None = None
+        if folder:
+            self._disk = DiskTier(Path(folder).absolute(), config.cache.kv_tier_disk_bytes)
+            self._threads = DiskThreads(self._disk)
+        self._spaces: dict[bytes, Space] = {}
+        self._space_of: dict[str, Space] = {}
+        """By the address of a scheduler."""
+        self._corrupted = 0
+        self._scanned = self._disk is None
+
+    def start(self) -> None:
+        if self._threads is None or self._disk is None:
+            self.set_phase(Phase.READY)
+            return
+        self.set_phase(Phase.LOADING, "looking what is on disk")
+        disk = self._disk
+
+        def scan() -> None:
+            try:
+                disk.scan()
+            finally:
+                self._scanned = True
+
+        self._threads.first(scan)
+
+    # --- schedulers
+
+    def on_message(self, sender: int, message: Message, now: float) -> None:
+        if isinstance(message, TierOpen):
+            self._open(message)
+            return
+        if not isinstance(message, TierGet | TierRelease | TierStored | TierDrop):
+            self.metrics.inc("dropped_messages_total", "unexpected")
+            return
+        space = self._space_of.get(message.reply_to)
+        if space is None:
+            self.metrics.inc("dropped_messages_total", "unexpected")
+            return
+        match message:
+            case TierGet():
+                space.get(message.reply_to, message.number, split(message.keys))
+            case TierRelease():
+                space.release(message.reply_to, message.number)
+            case TierStored():
+                keys = split(message.keys)
+                space.stored(message.reply_to, keys, message.slots, message.unused)
+            case TierDrop():
+                keys = split(message.keys)
+                self._corrupted += len(keys) if message.corrupted else 0
+                space.drop(keys, corrupted=False)
+
+    def _open(self, message: TierOpen) -> None:
+        address, space = message.reply_to, self._spaces.get(message.space)
+        if (before := self._space_of.pop(address, None)) is not None and before is not space:
+            before.leave(address)
+        refused = ""
+        if space is None:
+            num_slots = self.config.cache.tier_memory_bytes // max(1, message.slot_bytes)
+            if len(message.space) != SPACE_BYTES:
+                refused = "its engine has named no space"
+            elif num_slots < LEAST_SLOTS:
+                refused = (
+                    f"{self.config.cache.tier_memory_bytes} bytes hold {num_slots} of its blocks "
+                    f"of {message.slot_bytes} bytes, {LEAST_SLOTS} are the least; raise "
+                    "--kv-tier-memory-bytes"
+                )
+            else:
+                refused = self._make_space(message.space, num_slots, message.slot_bytes)
+            space = self._spaces.get(message.space)
+        elif space.pool.slot_bytes != message.slot_bytes:
+            refused = f"blocks of this space have {space.pool.slot_bytes} bytes"
+        if space is None or refused:
+            self.log.warning("blocks of an engine are not kept", reason=refused)
+            self.mailbox.send(address, TierOpened(message.space, "", 0, [], refused))
+            return
+        self._space_of[address] = space
+        space.open(address, message.lent)
+
+    def _make_space(self, name: bytes, num_slots: int, slot_bytes: int) -> str:
+        """Returns why it cannot be made; empty: it is."""
+        unused = [one for one, space in self._spaces.items() if not space.owners]
+        if len(self._spaces) >= MOST_SPACES and not unused:
+            return f"{MOST_SPACES} others are kept, the most there can be"
+        for one in unused[: max(0, 1 + len(self._spaces) - MOST_SPACES)]:
+            del self._spaces[one]
+        try:
+            pool = SlotPool(num_slots, slot_bytes)
+        except OSError as error:
+            return f"the system refuses {num_slots * slot_bytes} bytes: {error.strerror}"
+        self._spaces[name] = Space(name, pool, self.mailbox.send, self._disk, self._threads)
+        return ""
+
+    def on_gone(self, gone: dict[int, Peer], now: float) -> None:
+        for peer in gone.values():
+            if (space := self._space_of.pop(peer.address, None)) is not None:
+                space.leave(peer.address)
+
+    # --- the disk
+
+    def patience(self, now: float) -> float:
+        threads = self._threads
+        if threads is not None and (threads.reading or threads.writing or not self._scanned):
+            return DISK_POLL_SECONDS
+        return super().patience(now)
+
+    def work(self, now: float) -> None:
+        if self._threads is not None and self._disk is not None:
+            if self._scanned and self.status.phase == Phase.LOADING:
+                self._found(self._disk)
+            for done in self._threads.take_done():
+                if (space := self._spaces.get(done.name.space)) is not None:
+                    space.disk_done(done)
+            for name in self._disk.take_gone() if self._disk.gone else ():
+                if (space := self._spaces.get(name.space)) is not None:
+                    space.gone_from_disk(name.key)
+        for space in self._spaces.values():
+            space.tell()
+
+    def _found(self, disk: DiskTier) -> None:
+        for space in self._spaces.values():
+            space.found_on_disk()
+        self.set_phase(Phase.READY)
+        self.log.info("kv blocks on disk", bytes=disk.used, limit=disk.limit, foreign=disk.foreign)
+
+    def on_tick(self, now: float) -> None:
+        metrics, blocks = self.metrics, 0
+        for space in self._spaces.values():
+            blocks += space.pool.num_blocks * space.pool.slot_bytes
+        metrics.set("kv_tier_used_bytes", blocks, "memory")
+        corrupted = self._corrupted
+        if self._disk is not None:
+            metrics.set("kv_tier_used_bytes", self._disk.used, "disk")
+            metrics.counter("kv_tier_failed_writes_total").value = float(self._disk.failed_writes)
+            corrupted += self._disk.corrupted
+        metrics.counter("kv_tier_corrupted_total").value = float(corrupted)
+        self.report(metrics)
+
+    def drained(self) -> bool:
+        """What is on its way to the disk gets there."""
+        return self._threads is None or not self._threads.writing
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises ``SecurityError`` where others may look into it."""
+    try:
+        private_folder(folder)
+    except SecurityError as error:
+        text = str(error).replace("--runtime-dir", "--kv-tier-disk")
+        raise SecurityError(f"--kv-tier-disk: {text}") from None
+
+
+def run(config: Config) -> int:
+    """Run the keeper until SIGTERM. Returns the exit code; raises ``SecurityError``."""
+    return KeeperService(config).run()

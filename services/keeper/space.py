@@ -1,0 +1,263 @@
+"""The blocks of one space: one model with one layout, for all engines that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import (
+    TierGot,
+    TierKeys,
+    TierLent,
+    TierOpened,
+    joined,
+)
+from penstock.services.keeper.disk_threads import DiskThreads, Done
+from penstock.services.keeper.disk_tier import DiskTier
+from penstock.services.keeper.pool import SlotPool
+from penstock.services.keeper.tier import BlockName
+
+Send = Callable[[str, Message], bool]
+MOST_LENT_SHARE = 4
+"""At most every so many-th slot is lent to one scheduler."""
+MOST_WRITING_SHARE = 2
+"""At most every so many-th slot waits to be written to disk; what comes beyond is not written."""
+MOST_TOLD_KEYS = 1 << 20
+KEYS_IN_MESSAGE = 1 << 16
+
+
+@dataclass(slots=True)
+class Reading:
+    """Blocks that a scheduler waits for, in order."""
+
+    owner: str
+    number: int
+    keys: list[bytes]
+    slots: list[int | None]
+    """``None``: not there, or not yet."""
+    pending: int = 0
+    released: bool = False
+
+
+@dataclass(slots=True)
+class Owner:
+    """What a scheduler has."""
+
+    wanted: int
+    lent: set[int] = field(default_factory=set)
+    got: dict[int, Reading] = field(default_factory=dict)
+
+
+class Space:
+    def __init__(
+        self,
+        name: bytes,
+        pool: SlotPool,
+        send: Send,
+        disk: DiskTier | None,
+        threads: DiskThreads | None,
+    ) -> None:
+        self.pool, self.owners = pool, dict[str, Owner]()
+        self.skipped_writes = 0
+        self._name, self._send, self._disk, self._threads = name, send, disk, threads
+        self._added: list[bytes] = []
+        self._gone: list[bytes] = []
+        self._waiting: dict[bytes, list[tuple[Reading, int]]] = {}
+        """Key → who waits for it to be read from disk, and in which place."""
+
+    # --- schedulers come and go
+
+    def open(self, address: str, lent: int) -> None:
+        """A scheduler begins, or begins anew."""
+        self.leave(address)
+        pool = self.pool
+        self.owners[address] = owner = Owner(min(lent, max(1, pool.num_slots // MOST_LENT_SHARE)))
+        slots = self._lend(owner)
+        self._send(address, TierOpened(self._name, pool.path, pool.num_slots, slots))
+        on_disk = self._disk.keys(self._name) if self._disk is not None else []
+        keys = list(dict.fromkeys([*on_disk, *pool.keys()]))[-MOST_TOLD_KEYS:]
+        for begin in range(0, len(keys), KEYS_IN_MESSAGE):
+            part = joined(keys[begin : begin + KEYS_IN_MESSAGE])
+            self._send(address, TierKeys(self._name, part))
+
+    def leave(self, address: str) -> None:
+        """A scheduler is gone. Its worker may still write into slots that were lent: a checksum
+        that does not fit tells of it."""
+        owner = self.owners.pop(address, None)
+        if owner is None:
+            return
+        for reading in owner.got.values():
+            self._end(reading)
+        for slot in owner.lent:
+            self.pool.give_back(slot)
+
+    def _lend(self, owner: Owner) -> list[int]:
+        slots = []
+        while len(owner.lent) < owner.wanted and (slot := self._take()) is not None:
+            owner.lent.add(slot)
+            slots.append(slot)
+        return slots
+
+    def _take(self) -> int | None:
+        taken = self.pool.take()
+        if taken is None:
+            return None
+        slot, key = taken
+        if key is not None and not self._on_disk(key):
+            self._gone.append(key)
+        return slot
+
+    def _on_disk(self, key: bytes) -> bool:
+        return self._disk is not None and self._disk.has(BlockName(self._name, key))
+
+    # --- put
+
+    def stored(self, address: str, keys: list[bytes], slots: list[int], unused: list[int]) -> None:
+        owner = self.owners.get(address)
+        if owner is None:
+            return
+        for key, slot in reversed(list(zip(keys, slots, strict=False))):
+            if slot in owner.lent:  # the first of a prefix are the last to be dropped
+                owner.lent.discard(slot)
+                self._fill(key, slot)
+        for slot in unused:
+            if slot in owner.lent:
+                owner.lent.discard(slot)
+                self.pool.give_back(slot)
+        if more := self._lend(owner):
+            self._send(address, TierLent(more))
+
+    def _fill(self, key: bytes, slot: int) -> None:
+        if not self.pool.fill(slot, key):
+            return
+        self._added.append(key)
+        threads = self._threads
+        if threads is None or self._on_disk(key):
+            return
+        if threads.writing >= max(1, self.pool.num_slots // MOST_WRITING_SHARE):
+            self.skipped_writes += 1
+            return
+        self.pool.pin(slot)
+        threads.write(BlockName(self._name, key), slot, self.pool.slot(slot))
+
+    # --- get
+
+    def get(self, address: str, number: int, keys: list[bytes]) -> None:
+        owner = self.owners.get(address)
+        if owner is None:
+            self._send(address, TierGot(number, []))
+            return
+        reading = owner.got[number] = Reading(address, number, keys, [None] * len(keys))
+        for place, key in enumerate(keys):
+            slot = self.pool.find(key)
+            if slot is not None:
+                self.pool.pin(slot)
+                reading.slots[place] = slot
+            elif not self._read(reading, place, key):
+                break
+        for slot in reversed([slot for slot in reading.slots if slot is not None]):
+            self._touch(slot)
+        if not reading.pending:
+            self._answer(reading)
+
+    def _touch(self, slot: int) -> None:
+        key = self.pool.key(slot)
+        if key is not None:
+            self.pool.find(key)
+
+    def _read(self, reading: Reading, place: int, key: bytes) -> bool:
+        """Have a block read from disk, if it is there and there is room."""
+        if self._threads is None or not self._on_disk(key):
+            return False
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            slot = self._take()
+            if slot is None:
+                return False
+            waiting = self._waiting[key] = []
+            self._threads.read(BlockName(self._name, key), slot, self.pool.slot(slot))
+        waiting.append((reading, place))
+        reading.pending += 1
+        return True
+
+    def disk_done(self, done: Done) -> None:
+        key, slot, pool = done.name.key, done.slot, self.pool
+        if not done.was_read:
+            pool.unpin(slot)
+            return
+        if not done.ok:
+            pool.give_back(slot)
+        elif not pool.fill(slot, key):
+            slot = pool.find(key) or 0
+        for reading, place in self._waiting.pop(key, []):
+            reading.pending -= 1
+            if done.ok:
+                pool.pin(slot)
+                reading.slots[place] = slot
+            if not reading.pending:
+                self._answer(reading)
+
+    def _answer(self, reading: Reading) -> None:
+        if reading.released:
+            self._unpin(reading)
+            return
+        end = reading.slots.index(None) if None in reading.slots else len(reading.slots)
+        for slot in reading.slots[end:]:
+            if slot is not None:
+                self.pool.unpin(slot)
+        reading.slots[end:] = []
+        found = [slot for slot in reading.slots if slot is not None]
+        if end < len(reading.keys):
+            self._gone += [key for key in reading.keys[end:] if not self._has(key)]
+        self._send(reading.owner, TierGot(reading.number, found))
+
+    def _has(self, key: bytes) -> bool:
+        return self.pool.has(key) or self._on_disk(key)
+
+    def release(self, address: str, number: int) -> None:
+        owner = self.owners.get(address)
+        if owner is not None and (reading := owner.got.pop(number, None)) is not None:
+            self._end(reading)
+
+    def _end(self, reading: Reading) -> None:
+        reading.released = True
+        if not reading.pending:
+            self._unpin(reading)
+
+    def _unpin(self, reading: Reading) -> None:
+        for slot in reading.slots:
+            if slot is not None:
+                self.pool.unpin(slot)
+        reading.slots = []
+
+    # --- news
+
+    def drop(self, keys: list[bytes], *, corrupted: bool) -> None:
+        """These blocks are not to be used."""
+        for key in keys:
+            self.pool.drop(key)
+            if self._disk is not None and self._on_disk(key):
+                self._disk.drop(BlockName(self._name, key), corrupted=corrupted)
+            self._gone.append(key)
+
+    def found_on_disk(self) -> None:
+        """The disk has been looked through."""
+        if self._disk is not None:
+            self._added += self._disk.keys(self._name)[-MOST_TOLD_KEYS:]
+
+    def gone_from_disk(self, key: bytes) -> None:
+        if not self.pool.has(key):
+            self._gone.append(key)
+
+    def tell(self) -> None:
+        """Tell all schedulers what has come and gone."""
+        if not self._added and not self._gone:
+            return
+        gone = [key for key in self._gone if not self._has(key)]
+        added, self._added, self._gone = self._added, [], []
+        for begin in range(0, max(len(added), len(gone)), KEYS_IN_MESSAGE):
+            end = begin + KEYS_IN_MESSAGE
+            message = TierKeys(self._name, joined(added[begin:end]), joined(gone[begin:end]))
+            for address in self.owners:
+                self._send(address, message)

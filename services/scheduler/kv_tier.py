@@ -1,0 +1,362 @@
+"""An engine's side of the keeper: what is stored there, and what comes from there.
+
+The scheduler knows the keys of all that the keeper has, so a prompt of which nothing is kept costs
+a look into a set and no message. Like the core it has no socket: what it has to say lies in
+``to_keeper`` and ``to_worker`` until somebody sends it, copies always ahead of the next plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import (
+    KVCopied,
+    KVCopies,
+    TierDrop,
+    TierGet,
+    TierGot,
+    TierKeys,
+    TierLent,
+    TierOpen,
+    TierOpened,
+    TierRelease,
+    TierStored,
+    joined,
+    split,
+)
+from penstock.services.scheduler.crash_only import crash_only
+from penstock.services.scheduler.in_flight import StepsInFlight
+from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
+from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.planner import Planner
+from penstock.services.scheduler.prefill_budget import PrefillBudget
+from penstock.services.scheduler.sequence import Sequence
+from penstock.services.scheduler.tier_loads import Load, Loads
+from penstock.services.scheduler.tier_stores import StoreQueue
+from penstock.services.scheduler.waiting_queue import WaitingQueue
+
+PIECE_BYTES = 16 * 1024 * 1024
+"""Copied between two steps at most, of what is not urgent: a few milliseconds."""
+LEAST_WAIT_SECONDS = 1.0
+MOST_WAIT_SECONDS = 10.0
+"""What a sequence waits for a load at most, and while nobody knows what its prefill would take."""
+SLOWER_WAIT = 2.0
+"""A load may take this many times as long as the prefill that it saves before that is done."""
+LOST_TICKS = 240
+"""A copy that is not answered for so many ticks, a minute, is lost."""
+_SMOOTHING = 0.2
+_FORGETTING = 0.9
+"""What a rate that keeps loads away is multiplied by each time, so that it is measured again."""
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Only ever grow."""
+
+    queried: int = 0
+    """Blocks of prompts that KV memory did not have."""
+    hits: int = 0
+    """How many of them were loaded."""
+    stored: int = 0
+    missed_stores: int = 0
+    """Blocks that were to be stored, but there was no room."""
+    corrupted: int = 0
+    loads: int = 0
+    slow: int = 0
+    """Prefixes that were there and computed all the same, since that is quicker."""
+    failed_loads: int = 0
+    load_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Storing:
+    """Blocks on their way to the keeper."""
+
+    names: list[bytes]
+    slots: list[int]
+    ticks: int = 0
+    """Since the worker was told."""
+
+
+class KVTier:
+    """Of one engine; ``begin`` is called for each epoch."""
+
+    _kv: KVCache
+    _stores: StoreQueue
+    _loads: Loads
+
+    def __init__(
+        self,
+        space: bytes,
+        slot_bytes: int,
+        store_after: int,
+        reply_to: str,
+        waiting: WaitingQueue,
+        in_flight: StepsInFlight,
+        prefill: PrefillBudget,
+    ) -> None:
+        """``store_after``: prompts that a block must have been part of to be stored."""
+        self._waiting, self._in_flight, self._prefill = waiting, in_flight, prefill
+        self.counters = TierCounters()
+        self.to_keeper: list[Message] = []
+        self.to_worker: list[KVCopies] = []
+        self.is_open = False
+        """A keeper keeps blocks of this engine."""
+        self.refused = ""
+        """Why it does not."""
+        self.space, self.slot_bytes = space, slot_bytes
+        self._store_after, self._reply_to = store_after, reply_to
+        self._pool = ""
+        self._known: set[bytes] = set()
+        self._stock: list[int] = []
+        """Empty slots that the keeper has lent."""
+        self._storing: dict[int, _Storing] = {}
+        """Copies under way, by number."""
+        self._numbers = itertools.count(1)
+        self._epoch = self._lent = self._piece = 0
+        self._store_rate = self._load_rate = 0.0
+        """Seconds for a byte; 0: not known."""
+
+    def begin(self, epoch: int, limits: Limits, planner: Planner) -> None:
+        """A worker begins with empty KV memory, which this planner owns."""
+        kv, planner.tier = planner.kv, self
+        self._epoch, self._kv = epoch, kv
+        self._piece = max(1, PIECE_BYTES // self.slot_bytes)
+        self._lent = 2 * limits.blocks_for(limits.max_num_batched_tokens) + self._piece
+        self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
+        self._stores.known = self._known
+        self._stores.room = len(self._stock)
+        self._stores.follow()
+        self._loads = Loads(kv, self._waiting, self._numbers)
+
+    # --- the keeper
+
+    def opening(self) -> TierOpen:
+        """What a keeper is told first."""
+        return TierOpen(self.space, self.slot_bytes, self._lent, self._reply_to)
+
+    @crash_only
+    def lost_keeper(self) -> None:
+        """Nothing is kept until there is another one."""
+        self.is_open, self._pool, self.refused = False, "", ""
+        self._known.clear()
+        self._stock.clear()
+        self._storing.clear()
+        self._stores.room = 0
+        self._end_loads()
+        self.to_keeper.clear()
+
+    def lost_worker(self) -> None:
+        """What it was copying is worth nothing."""
+        self.to_worker.clear()
+        self._stores.clear()
+        self._give_up(list(self._storing))
+        self._end_loads()
+
+    def _give_up(self, numbers: list[int]) -> None:
+        """Copies that will not be answered."""
+        for number in numbers:
+            lost = self._storing.pop(number)
+            self._known.difference_update(lost.names)
+            self.to_keeper.append(TierStored(b"", [], lost.slots, self._reply_to))
+
+    def _end_loads(self) -> None:
+        for load in self._loads.all():
+            load.done = 0
+            self._end(load, failed=True)
+
+    @crash_only
+    def take(self, message: Message, now: float) -> None:
+        """An answer of the keeper or the worker."""
+        match message:
+            case TierOpened():
+                self._opened(message)
+            case TierKeys() if message.space == self.space:
+                self._known.update(split(message.added))
+                self._known.difference_update(split(message.gone))
+            case TierLent():
+                self._stock += message.slots
+                self._stores.room = len(self._stock)
+                self.after_step()
+            case TierGot():
+                self._got(message)
+            case KVCopied() if message.epoch == self._epoch:
+                if message.number in self._storing:
+                    self._stored(message)
+                elif (load := self._loads.find(message.number)) is not None:
+                    self._copied(load, message, now)
+
+    def _opened(self, message: TierOpened) -> None:
+        if message.refused:
+            self.refused = message.refused
+            return
+        self.is_open, self._pool = True, message.pool
+        self._stock = list(message.slots)
+        self._stores.room = len(self._stock)
+
+    # --- stores
+
+    def after_step(self) -> None:
+        """Copy the next of what is wanted there, unless copies are under way."""
+        if self._storing or not len(self._stores) or not self._stock:
+            return
+        if found := self._stores.take(min(self._piece, len(self._stock))):
+            self._store(found)
+
+    def before_plan(self) -> None:
+        """A plan was made: what it overwrites is copied first."""
+        if urgent := self._stores.urgent:
+            self._stores.urgent = []
+            self._store(urgent)
+
+    def _store(self, found: list[tuple[bytes, int]]) -> None:
+        names = [name for name, _ in found]
+        slots = [self._stock.pop() for _ in found]
+        self._stores.room = len(self._stock)
+        self._known.update(names)
+        number = next(self._numbers)
+        self._storing[number] = _Storing(names, slots)
+        blocks = [block for _, block in found]
+        self._copy(number, names, blocks, slots, store=True)
+
+    def _copy(
+        self, number: int, names: list[bytes], blocks: list[int], slots: list[int], *, store: bool
+    ) -> None:
+        self.to_worker.append(
+            KVCopies(
+                *(self._epoch, self._in_flight.last, number, self._pool, store),
+                *(blocks, slots, joined(names)),
+            )
+        )
+
+    def _stored(self, message: KVCopied) -> None:
+        storing = self._storing.pop(message.number)
+        names, slots, done = storing.names, storing.slots, message.done
+        self.counters.stored += done
+        self._known.difference_update(names[done:])
+        self.to_keeper.append(
+            TierStored(joined(names[:done]), slots[:done], slots[done:], self._reply_to)
+        )
+        if done:
+            self._store_rate = _mean(self._store_rate, message.seconds / (done * self.slot_bytes))
+        self.after_step()
+
+    def preempted(self, sequence: Sequence) -> None:
+        """A sequence has lost its blocks and will come back: they are kept if it is quicker to
+        load than to compute them again."""
+        sequence.fetched = False
+        names = sequence.kv.digests
+        rate = self._store_rate + self._load_rate
+        if self.is_open and self._pays(len(names), rate):
+            self._stores.want(names)
+
+    def _pays(self, blocks: int, rate: float) -> bool:
+        """Whether it is quicker to copy so many blocks than to compute them, as far as known."""
+        prefill = self._prefill.prefill_seconds(blocks * self._kv.block_size)
+        return not prefill or not rate or blocks * self.slot_bytes * rate < prefill
+
+    def distrust(self, names: list[bytes]) -> None:
+        """What was computed under these names may be wrong."""
+        self._stores.forget(names)
+        if self.is_open and (kept := [name for name in names if name in self._known]):
+            self._known.difference_update(kept)
+            self.to_keeper.append(TierDrop(joined(kept), False, self._reply_to))
+
+    # --- loads
+
+    def started(self, sequence: Sequence, hits: Prefix) -> None:
+        """A sequence begins with what the prefix cache had of it."""
+        if hits.length and self.is_open:
+            self._stores.want(sequence.kv.digests[: hits.length])
+
+    def fetches(self, sequence: Sequence, hits: Prefix, now: float) -> bool:
+        """Whether a sequence that could start now waits for blocks to be loaded instead. It is
+        then put off; each sequence is once."""
+        if not self.is_open or sequence.fetched or sequence.suspect or hits is NOTHING:
+            return False
+        first, digests, known = hits.length, sequence.kv.digests, self._known
+        most = (len(sequence.tokens) - 1) // self._kv.block_size
+        self.counters.queried += max(0, most - first)
+        sequence.fetched = True
+        count = 0
+        while first + count < most and digests[first + count] in known:
+            count += 1
+        if not count or any(digests[first] in one.names for one in self._storing.values()):
+            return False
+        if not self._pays(count, self._load_rate):
+            self.counters.slow += 1
+            self._load_rate *= _FORGETTING
+            return False
+        load = self._loads.of(digests[first])
+        if load is None:
+            if self._loads.full:
+                return False
+            load = self._loads.begin(digests, hits, count, now)
+            self.to_keeper.append(TierGet(load.number, joined(load.names), self._reply_to))
+        saved = self._prefill.prefill_seconds(count * self._kv.block_size)
+        wait = max(LEAST_WAIT_SECONDS, SLOWER_WAIT * saved) if saved else MOST_WAIT_SECONDS
+        wait = min(wait, MOST_WAIT_SECONDS)
+        self._loads.wait(load, sequence, now + wait)
+        return True
+
+    def _got(self, message: TierGot) -> None:
+        load = self._loads.find(message.number)
+        if load is None:
+            self.to_keeper.append(TierRelease(message.number, self._reply_to))
+            return
+        slots = message.slots[: len(load.names)]
+        self._known.difference_update(load.names[len(slots) :])
+        if load.is_wanted and self._loads.take(load, slots):
+            self._copy_piece(load)
+        else:
+            self._end(load, failed=load.is_wanted)
+
+    def _copy_piece(self, load: Load) -> None:
+        if load.expected is None:
+            return
+        begin = load.asked
+        end = load.asked = min(begin + self._piece, len(load.slots))
+        blocks = load.expected.tables[0][begin:end]
+        self._copy(load.number, load.names[begin:end], blocks, load.slots[begin:end], store=False)
+
+    def _copied(self, load: Load, message: KVCopied, now: float) -> None:
+        asked = load.asked - load.done
+        load.done += min(message.done, asked)
+        if message.corrupted:
+            bad = load.names[load.done : load.done + 1]
+            self.counters.corrupted += len(bad)
+            self._known.difference_update(bad)
+            self.to_keeper.append(TierDrop(joined(bad), True, self._reply_to))
+        if load.done < load.asked:
+            self._end(load, failed=True)
+        elif load.done < len(load.slots) and load.is_wanted:
+            self._copy_piece(load)
+        else:
+            seconds = now - load.began
+            self._load_rate = _mean(self._load_rate, seconds / (load.done * self.slot_bytes))
+            self.counters.load_seconds += seconds
+            self._end(load, failed=False)
+
+    def _end(self, load: Load, *, failed: bool) -> None:
+        self.counters.loads += 1
+        self.counters.failed_loads += failed
+        self.counters.hits += load.done
+        self.to_keeper.append(TierRelease(load.number, self._reply_to))
+        self._loads.end(load)
+
+    @crash_only
+    def tick(self, now: float) -> None:
+        """To be called a few times a second."""
+        for load in self._loads.abandoned(now):
+            self._end(load, failed=True)
+        for one in self._storing.values():
+            one.ticks += 1
+        self._give_up([n for n, one in self._storing.items() if one.ticks > LOST_TICKS])
+        self.counters.missed_stores = self._stores.missed
+        self.after_step()
+
+
+def _mean(old: float, new: float) -> float:
+    return old + _SMOOTHING * (new - old) if old else new

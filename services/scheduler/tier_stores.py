@@ -1,0 +1,109 @@
+"""Which KV blocks are copied to the keeper, and when.
+
+A block is wanted there when a second prompt has had it (or the first one, by setting), and when its
+sequence was preempted. It is copied once the step that completes it is answered, a few blocks at a
+time; if its place is needed before that, at once: the copy is made ahead of the step that
+overwrites it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from penstock.services.scheduler.block_manager import BlockManager
+from penstock.services.scheduler.in_flight import StepsInFlight
+
+MOST_SEEN = 1 << 18
+"""Names that were seen once are remembered for as long as so many others come."""
+MOST_WANTED = 1 << 16
+
+
+class StoreQueue:
+    """What is to be copied."""
+
+    def __init__(self, blocks: BlockManager, in_flight: StepsInFlight, after: int) -> None:
+        """``after``: prompts that a block must have been part of."""
+        self.known: set[bytes] = set()
+        """What the keeper has, or is being given."""
+        self._blocks, self._in_flight, self._after = blocks, in_flight, after
+        self._seen: set[bytes] = set()
+        self._seen_before: set[bytes] = set()
+        self._queue: deque[bytes] = deque()
+        self._wanted: set[bytes] = set()
+        self.urgent: list[tuple[bytes, int]] = []
+        """Wanted blocks (name, block) that the plan being made overwrites."""
+        self.room = 0
+        """How many more can be copied now."""
+        self.missed = 0
+        """Wanted blocks that were overwritten because there was no room."""
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def follow(self) -> None:
+        """Hear of blocks from now on."""
+        self._blocks.on_named, self._blocks.on_reused = self._named, self._reused
+
+    def _named(self, name: bytes, block: int) -> None:
+        if name in self.known:
+            return
+        if self._after == 1 or name in self._seen or name in self._seen_before:
+            self._want(name)
+            return
+        self._seen.add(name)
+        if len(self._seen) > MOST_SEEN:
+            self._seen, self._seen_before = set(), self._seen
+
+    def _reused(self, name: bytes, block: int) -> None:
+        if name not in self._wanted:
+            return
+        self._wanted.discard(name)
+        if self._blocks.completed_by(block) > self._answered:
+            return
+        if len(self.urgent) < self.room:
+            self.urgent.append((name, block))
+        else:
+            self.missed += 1
+
+    def want(self, names: Iterable[bytes]) -> None:
+        """These are worth keeping, if they are computed."""
+        for name in names:
+            if name not in self.known:
+                self._want(name)
+
+    def _want(self, name: bytes) -> None:
+        if name not in self._wanted and len(self._wanted) < MOST_WANTED:
+            self._wanted.add(name)
+            self._queue.append(name)
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        """These must not be copied."""
+        self._wanted.difference_update(names)
+
+    @property
+    def _answered(self) -> int:
+        """The last step that is answered."""
+        steps = self._in_flight.steps
+        return steps[0].number - 1 if steps else self._in_flight.last
+
+    def take(self, most: int) -> list[tuple[bytes, int]]:
+        """The next blocks to copy, as (name, block): each is whole."""
+        found: list[tuple[bytes, int]] = []
+        answered, queue = self._answered, self._queue
+        while queue and len(found) < most:
+            name = queue[0]
+            block = self._blocks.find(name) if name in self._wanted else None
+            if block is not None:
+                if self._blocks.completed_by(block) > answered:
+                    break  # those behind it were planned with it or later
+                found.append((name, block))
+            queue.popleft()
+            self._wanted.discard(name)
+        return found
+
+    def clear(self) -> None:
+        """KV memory is empty."""
+        self._queue.clear()
+        self._wanted.clear()
+        self.urgent.clear()

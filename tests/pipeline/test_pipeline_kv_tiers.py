@@ -1,0 +1,116 @@
+"""A whole server that keeps KV blocks in shared memory and on disk: same text, less prefill."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import BUILT_IN, Served, served
+
+pytestmark = pytest.mark.slow
+
+LIMITS = (*BUILT_IN, "--num-kv-blocks", "64", "--max-model-len", "512")
+PROMPTS = [[(7 * i + 13 * k) % 200 + 5 for i in range(300)] for k in range(5)]
+"""Three of them fill KV memory."""
+FOUND = 288
+"""Tokens of a prompt in whole blocks, but the last one."""
+
+
+def flags(folder: Path, *more: str) -> tuple[str, ...]:
+    disk = folder / "kv"
+    return (*LIMITS, "--kv-tier-disk", str(disk), "--kv-tier-memory-bytes", str(64 << 20), *more)
+
+
+def ask(server: Served, prompt: list[int], **more: Any) -> tuple[str, int, float]:
+    """Text, tokens that were cached, and seconds."""
+    body = {"model": "penstock-demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
+    request = urllib.request.Request(
+        server.url + "/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        found = json.load(answer)
+    usage = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found["choices"][0]["text"], usage, time.monotonic() - began
+
+
+def ask_all(server: Served, **more: Any) -> tuple[list[str], list[int]]:
+    answers = [ask(server, prompt, **more) for prompt in PROMPTS]
+    return [text for text, _, _ in answers], [cached for _, cached, _ in answers]
+
+
+def until(server: Served, metric: str, least: float) -> None:
+    deadline = time.monotonic() + 60
+    while server.metrics().get(metric, 0.0) < least:
+        assert time.monotonic() < deadline, f"{metric} stays below {least}"
+        time.sleep(0.05)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "kv").rglob("*.kv"))
+
+
+def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
+    tmp_path: Path,
+) -> None:
+    with served(*LIMITS) as plain:
+        texts, _ = ask_all(plain)
+    with served(*flags(tmp_path)) as server:
+        for _ in range(2):
+            assert ask_all(server)[0] == texts
+        assert ask_all(server) == (texts, [FOUND] * 5)
+        until(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
+        until(server, "penstock_kv_tier_used_bytes", 1)
+        assert ask_all(server, cache_salt="another")[1] == [0] * 5
+    assert len(files(tmp_path)) >= 5 * FOUND // 16
+    with served(*flags(tmp_path)) as server:
+        assert ask_all(server) == (texts, [FOUND] * 5)
+        assert ask_all(server, cache_salt="third")[1] == [0] * 5
+    for number, path in enumerate(files(tmp_path)):
+        content = bytearray(path.read_bytes())
+        content[200] ^= 1
+        path.write_bytes(content if number % 2 else content[:300])
+    with served(*flags(tmp_path)) as server:
+        found, cached = ask_all(server)
+        assert found == texts
+        assert cached == [0] * 5
+        until(server, "penstock_kv_tier_corrupted_total", 5)
+
+
+def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: Path) -> None:
+    long = [(7 * i) % 200 + 5 for i in range(3000)]
+    sizes = ("--num-kv-blocks", "256", "--max-model-len", "4096", *BUILT_IN)
+    kept = (*sizes, "--kv-tier-disk", str(tmp_path / "kv"), "--kv-tier-store-after", "1")
+    with served(*kept) as server:
+        text, _, computing = ask(server, long, max_tokens=1)
+        until(server, "penstock_kv_tier_stored_bytes_total", 1)
+    with served(*kept) as server:
+        again, cached, loading = ask(server, long, max_tokens=1)
+    assert (again, cached) == (text, 2992)
+    assert loading < computing / 2, f"{loading:.2f} s after a restart, {computing:.2f} s before"
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("killed", ["keeper", "worker", "scheduler", "router"])
+def test_a_kill_in_the_middle_of_copies_costs_no_request_and_no_text(
+    tmp_path: Path, killed: str
+) -> None:
+    with served(*LIMITS) as plain:
+        texts, _ = ask_all(plain)
+    points = {
+        "keeper": ("TierStored=2", "TierGet=2"),
+        "worker": ("KVCopies=2", "KVCopies=5"),
+        "scheduler": ("KVCopied=2", "TierGot=1"),
+        "router": ("Beat=30",),
+    }
+    for point in points[killed]:
+        with served(*flags(tmp_path, "--fault", f"{killed}:kill@{point}")) as server:
+            for _ in range(4):
+                assert ask_all(server)[0] == texts
+            assert f"{killed}" in server.output

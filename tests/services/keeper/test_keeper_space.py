@@ -1,0 +1,146 @@
+"""The keeper's slots: lent, filled, read, and given to others when their time has come."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import TierGot, TierKeys, TierLent, TierOpened, split
+from penstock.services.keeper.disk_threads import DiskThreads
+from penstock.services.keeper.disk_tier import DiskTier
+from penstock.services.keeper.pool import SlotPool
+from penstock.services.keeper.space import Space
+
+T = TypeVar("T")
+SPACE = b"s" * 16
+BLOCK_BYTES = 100
+
+
+class Kept:
+    """A space with one scheduler, S."""
+
+    def __init__(self, slots: int, folder: Path | None = None, lent: int = 2) -> None:
+        self.said: list[tuple[str, Message]] = []
+        self.disk = DiskTier(folder, 1 << 20) if folder is not None else None
+        if self.disk is not None:
+            self.disk.scan()
+        self.threads = DiskThreads(self.disk) if self.disk is not None else None
+        self.pool = SlotPool(slots, slot_bytes(BLOCK_BYTES))
+        self.space = Space(SPACE, self.pool, self._send, self.disk, self.threads)
+        self.space.open("S", lent)
+        self.lent = self.last(TierOpened).slots
+
+    def _send(self, address: str, message: Message) -> bool:
+        self.said.append((address, message))
+        return True
+
+    def last(self, kind: type[T]) -> T:
+        return [message for _, message in self.said if isinstance(message, kind)][-1]
+
+    def store(self, key: bytes) -> None:
+        slot = self.lent.pop()
+        place = self.pool.slot(slot)
+        place[HEADER_BYTES : HEADER_BYTES + BLOCK_BYTES] = key[:1] * BLOCK_BYTES
+        seal(place, SPACE, key, BLOCK_BYTES)
+        self.space.stored("S", [key], [slot], [])
+        self.lent += self.last(TierLent).slots
+        self.settle()
+
+    def get(self, number: int, *keys: bytes) -> list[int]:
+        self.space.get("S", number, list(keys))
+        self.settle()
+        found = self.last(TierGot)
+        assert found.number == number
+        return found.slots
+
+    def settle(self) -> None:
+        """Let the disk do all that it is to do."""
+        while self.threads is not None and (self.threads.reading or self.threads.writing):
+            for done in self.threads.take_done():
+                self.space.disk_done(done)
+            time.sleep(0.001)
+        self.space.tell()
+
+
+def key(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def test_a_stored_block_is_told_of_and_found() -> None:
+    kept = Kept(8)
+    kept.store(key(1))
+    assert split(kept.last(TierKeys).added) == [key(1)]
+    (slot,) = kept.get(1, key(1), key(2))
+    assert holds(kept.pool.slot(slot), SPACE, key(1))
+    assert kept.get(2, key(2), key(1)) == []
+
+
+def test_the_block_used_least_lately_makes_room_unless_it_is_being_read() -> None:
+    kept = Kept(8, lent=1)
+    for number in range(7):
+        kept.store(key(number))
+    assert split(kept.last(TierKeys).gone) == []
+    (pinned,) = kept.get(1, key(0))
+    kept.store(key(7))
+    kept.store(key(8))
+    assert kept.pool.has(key(0))
+    assert not kept.pool.has(key(1))
+    assert holds(kept.pool.slot(pinned), SPACE, key(0))
+    assert key(2) in split(kept.last(TierKeys).gone)
+
+
+def test_what_a_lost_scheduler_had_is_free_again() -> None:
+    kept = Kept(8)
+    kept.store(key(1))
+    kept.get(1, key(1))
+    kept.space.leave("S")
+    free = 0
+    while kept.pool.take() is not None:
+        free += 1
+    assert free == 8
+
+
+def test_a_slot_that_was_not_lent_is_not_taken_for_a_block() -> None:
+    kept = Kept(8)
+    kept.space.stored("S", [key(1)], [7 if 7 not in kept.lent else 0], [])
+    assert not kept.pool.has(key(1))
+    kept.space.stored("nobody", [key(1)], [kept.lent[0]], [])
+    assert not kept.pool.has(key(1))
+
+
+def test_a_block_that_left_memory_comes_back_from_disk_also_after_a_restart(tmp_path: Path) -> None:
+    kept = Kept(8, tmp_path)
+    for number in range(12):
+        kept.store(key(number))
+    assert not kept.pool.has(key(0))
+    slots = kept.get(1, key(0), key(1), key(11))
+    assert [holds(kept.pool.slot(s), SPACE, key(n)) for s, n in zip(slots, (0, 1, 11), strict=True)]
+    again = Kept(8, tmp_path)
+    assert set(split(again.last(TierKeys).added)) == {key(number) for number in range(12)}
+    (slot,) = again.get(1, key(5))
+    assert holds(again.pool.slot(slot), SPACE, key(5))
+    assert bytes(again.pool.slot(slot)[HEADER_BYTES : HEADER_BYTES + 3]) == b"\x05\x05\x05"
+
+
+def test_a_damaged_file_ends_what_is_found(tmp_path: Path) -> None:
+    kept = Kept(8, tmp_path)
+    for number in range(3):
+        kept.store(key(number))
+    path = next(tmp_path.rglob(f"{key(1).hex()}.kv"))
+    path.write_bytes(path.read_bytes()[:50])
+    again = Kept(8, tmp_path)
+    assert len(again.get(1, key(0), key(1), key(2))) == 1
+    assert again.disk is not None
+    assert again.disk.corrupted == 1
+    assert key(1) in split(again.last(TierKeys).gone)
+
+
+def test_a_block_that_is_dropped_is_nowhere(tmp_path: Path) -> None:
+    kept = Kept(8, tmp_path)
+    kept.store(key(1))
+    kept.space.drop([key(1)], corrupted=True)
+    assert kept.get(1, key(1)) == []
+    assert not list(tmp_path.rglob("*.kv"))

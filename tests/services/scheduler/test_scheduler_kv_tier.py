@@ -1,0 +1,198 @@
+"""Blocks that are kept outside of KV memory: found, loaded, and never wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kept_engine import Keeper, KeptEngine
+from scheduler_harness import prompt, small
+
+from penstock.protocol.wire.messages.kv_tier import TierKeys
+
+LIMITS = small(num_blocks=12, max_model_len=44)
+"""Room for one prompt of 40 tokens."""
+
+
+def ask_in_turn(engine: KeptEngine, rounds: int, first_id: int = 1, **more: str) -> None:
+    """Three prompts that drive each other out of KV memory."""
+    for number in range(3 * rounds):
+        request = first_id + number
+        assert engine.submit(request, prompt(40, 7 * (number % 3)), 2, **more) is None
+        engine.run()
+        engine.end(request)
+
+
+def test_what_two_prompts_had_is_found_again_after_its_eviction() -> None:
+    engine = KeptEngine(LIMITS, Keeper())
+    ask_in_turn(engine, 3)
+    assert engine.core.counters.prefix_hit_tokens == 3 * 36
+    assert engine.tier.counters.hits == 3 * 9
+    assert engine.tier.counters.failed_loads == 0
+
+
+def test_a_first_prompt_is_kept_at_once_where_that_is_wanted() -> None:
+    engine = KeptEngine(LIMITS, Keeper(), after=1)
+    ask_in_turn(engine, 2)
+    assert engine.tier.counters.hits == 3 * 9
+
+
+def test_prompts_that_come_once_cost_no_copy_and_no_message() -> None:
+    engine = KeptEngine(LIMITS, Keeper())
+    said = len(engine.keeper.slots)
+    for number in range(10):
+        engine.submit(number + 1, prompt(40, 5 * number), 2)
+        engine.run()
+    assert not engine.copies
+    assert len(engine.keeper.slots) == said
+    assert engine.tier.counters.loads == 0
+
+
+@pytest.mark.parametrize("length", [9, 40])
+def test_short_prompts_and_those_in_chunks_are_both_found_by_another_engine(length: int) -> None:
+    keeper = Keeper()
+    first = KeptEngine(small(max_num_batched_tokens=8), keeper, after=1)
+    first.submit(1, prompt(length), 4)
+    first.run()
+    second = KeptEngine(small(), keeper, after=1)
+    second.submit(1, prompt(length), 4)
+    second.run()
+    assert second.tokens(1) == first.tokens(1)
+    assert second.streams[1, 0].cached == (length - 1) // 4 * 4
+
+
+def test_a_salted_prompt_is_not_found_without_its_salt() -> None:
+    keeper = Keeper()
+    engine = KeptEngine(LIMITS, keeper, after=1)
+    ask_in_turn(engine, 1, cache_salt="one")
+    other = KeptEngine(LIMITS, keeper, after=1)
+    ask_in_turn(other, 1)
+    ask_in_turn(other, 1, first_id=50, cache_salt="two")
+    assert other.tier.counters.hits == 0
+    ask_in_turn(other, 1, first_id=90, cache_salt="one")
+    assert other.tier.counters.hits == 3 * 9
+
+
+def test_a_preempted_sequence_takes_its_blocks_from_the_keeper() -> None:
+    engine = KeptEngine(small(num_blocks=14, max_model_len=48), Keeper())
+    for request in range(1, 4):
+        engine.submit(request, prompt(8, 11 * request), 36)
+    engine.run()
+    assert engine.core.counters.preemptions
+    assert engine.tier.counters.stored
+    assert engine.tier.counters.hits
+    assert all(len(engine.tokens(request)) == 36 for request in range(1, 4))
+
+
+def test_the_choices_of_a_request_wait_for_one_load() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(small(), keeper)
+    engine.submit(1, prompt(40), 2, n=4)
+    engine.run()
+    assert engine.tier.counters.loads == 1
+    assert engine.core.counters.prefix_hit_tokens == 4 * 36
+
+
+def test_a_damaged_block_is_noticed_and_what_follows_it_computed() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    for slot, (key, content) in list(keeper.slots.items())[4:6]:
+        keeper.slots[slot] = key[:-1] + b"?", content
+    engine = KeptEngine(LIMITS, keeper)
+    ask_in_turn(engine, 1)
+    assert engine.tier.counters.corrupted == 1
+    assert 0 < engine.tier.counters.hits < 3 * 9
+
+
+def test_others_go_on_while_a_load_lasts_and_it_is_not_waited_for_for_ever() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(small(), keeper)
+    engine.silent = True
+    engine.submit(1, prompt(40), 2)
+    assert engine.plan() is None
+    engine.submit(2, prompt(20, 50), 2)
+    while engine.plan() is not None:
+        pass
+    assert engine.started == [2]
+    engine.run()
+    assert engine.end(1)
+    assert engine.now > 0
+    assert engine.streams[1, 0].cached == 0
+
+
+def test_a_keeper_that_is_lost_costs_what_it_had_and_nothing_else() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(LIMITS, keeper)
+    engine.silent = True
+    engine.submit(1, prompt(40), 2)
+    assert engine.plan() is None
+    engine.tier.lost_keeper()
+    engine.core.check()
+    engine.answers_late.clear()
+    engine.silent = False
+    engine.run()
+    assert engine.end(1)
+    assert engine.now == 0, "it did not wait"
+    engine.keeper = Keeper()
+    engine.open()
+    ask_in_turn(engine, 3, first_id=100)
+    assert engine.tier.counters.hits
+
+
+def test_blocks_that_the_keeper_has_dropped_are_not_asked_for() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(LIMITS, keeper)
+    engine.tier.take(TierKeys(engine.tier.space, b"", b"".join(keeper.by_key)), 0.0)
+    ask_in_turn(engine, 1)
+    assert engine.tier.counters.loads == 0
+
+
+def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(LIMITS, keeper)
+    engine.core._prefill_budget.observe(0, 1000, 1e-5)
+    engine.tier._load_rate = 1.0
+    ask_in_turn(engine, 1)
+    assert engine.tier.counters.slow == 3
+    assert engine.tier.counters.loads == 0
+    assert engine.tier._load_rate < 1.0, "it is to be measured again one day"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tokens_are_right_whatever_happens(seed: int) -> None:
+    chance = random.Random(seed)
+    keeper = Keeper()
+    limits = small(num_blocks=20, max_model_len=56)
+    engine = KeptEngine(limits, keeper, after=chance.choice((1, 2)))
+    for request in range(1, 60):
+        start = 13 * chance.randrange(4)
+        engine.submit(
+            request, prompt(chance.randrange(3, 44), start), chance.randrange(1, 12),
+            n=chance.choice((1, 1, 3)), cache_salt=chance.choice(("", "", "salt")),
+        )  # fmt: skip
+        for _ in range(chance.randrange(6)):
+            engine.step()
+        match chance.randrange(24):
+            case 0:
+                engine.restart()
+            case 1:
+                engine.cancel(request)
+            case 2:
+                engine.tier.lost_keeper()
+                engine.answers_late.clear()
+                engine.open()
+            case 3:
+                engine.worker.fail_steps[engine.worker._expected] = "as told"
+            case 4 if keeper.slots:
+                slot = chance.choice(list(keeper.slots))
+                keeper.slots[slot] = b"?" * 16, keeper.slots[slot][1]
+            case _:
+                pass
+    engine.run()
+    assert not engine.core.stats().blocks_used
+    assert len(engine.tier._loads) == 0

@@ -38,6 +38,8 @@ SINCE = {
     "--state-file",
     *("--nodes", "--join", "--join-timeout-s", "--executor", "--rank-traffic"),
     "--disable-custom-all-reduce",
+    *("--lora", "--max-loras", "--max-lora-rank", "--lora-dirs", "--lora-required"),
+    "--otel-traces",
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

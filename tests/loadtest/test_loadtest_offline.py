@@ -93,7 +93,7 @@ def test_latency_is_the_time_of_the_steps(tmp_path: Path) -> None:
     for batch in result["batches"]:
         assert len(batch["latencies"]) == 3
         # A busy machine makes steps longer, never shorter.
-        assert 9.5 < batch["ms_per_step"] < 300
+        assert 8 < batch["ms_per_step"] < 300
         assert 0.19 < batch["median_latency"] < 6
     alone, together = (batch["median_latency"] for batch in result["batches"])
     assert together < 3 * alone

@@ -57,7 +57,7 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
     done = tune(
         *("--device", "null", "--null-step-ms", "2", "--objective", "ttft:2000,tpot:100"),
         *("--input-len", "40", "--output-len", "8", "-o", str(path), "--served-model-name", "mine"),
-        seconds=15,
+        seconds=30,
     )
     assert done.returncode == 0, done.stderr
     assert f"penstock serve --config {path}" in done.stdout

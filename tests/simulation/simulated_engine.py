@@ -30,7 +30,7 @@ from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.tasks import Task
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.engine import EngineSizes, StepShape
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.limits import Limits
@@ -250,6 +250,7 @@ class SimulatedExecutor:
     tasks: ClassVar[dict[str, Task]] = {}
     generates = True
     labels: ClassVar[list[str]] = []
+    adapters: ClassVar[list[Adapter]] = []
     described = ""
     draft_counts = None
 

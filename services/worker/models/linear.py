@@ -19,6 +19,9 @@ from penstock.kernels.linear import add_packed_linear, packed_linear, packed_wei
 from penstock.services.worker.models.linear_specification import LinearSpecification
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
     from penstock.services.worker.rank_group import RankGroup
 
@@ -37,7 +40,7 @@ class Linear:
         """Whether ``weight`` tells shape and type alone: see ``QuantizedLinear``."""
         self.compressed: CompressedWeight | None = None
         """The same weight, beside the plain one."""
-        self.order: Tensor | None = None
+        self.order: npt.NDArray[np.int64] | None = None
         """[n]: which of its first n outputs, as they are stored, stands at each place; ``None``: it
         was not reordered."""
 
@@ -99,7 +102,8 @@ class Linear:
                 tensor[: len(outputs)] = tensor.index_select(0, order)
 
     def _remember(self, outputs: Tensor) -> None:
-        self.order = outputs.cpu() if self.order is None else self.order[outputs.cpu()]
+        order = outputs.cpu().numpy()
+        self.order = order.copy() if self.order is None else self.order[order]
 
     def make_plain(self) -> None:
         """Leave codes for a plain weight, where it is quantized."""

@@ -42,9 +42,6 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
     if not given and not launch.lora_dirs:
         return
     flag = "--lora" if given else "--lora-dirs"
-    for folder in launch.lora_dirs:
-        if not os.path.isdir(os.path.expanduser(folder)):
-            yield f"--lora-dirs {folder}: there is no such folder"
     if launch.lora_dirs and (launch.nodes > 1 or launch.join or launch.executor != "process"):
         yield "--lora-dirs with several hosts: adapters are loaded on one host alone; use --lora"
     if launch.lora_dirs and launch.model_dirs:

@@ -3,11 +3,12 @@ workers have that are started from now on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.adapters import unfit_name
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
@@ -29,8 +30,13 @@ class AdapterSet:
     """Those of the one model that a server is started with."""
 
     def __init__(self, configs: Sequence[Config], workers: Sequence[Child]) -> None:
+        """Raises ``ConfigError`` for a folder of ``--lora-dirs`` that is not there. Only at the
+        start: one that is gone later must not keep a process from starting again."""
         config = configs[0]
         self._dirs, self._several = config.launch.lora_dirs, len(configs) > 1
+        for folder in self._dirs:
+            if not os.path.isdir(os.path.expanduser(folder)):
+                raise ConfigError(f"--lora-dirs {folder}: there is no such folder")
         self._names = config.model.names()
         self._workers = workers
         self._most = config.loading.max_loras

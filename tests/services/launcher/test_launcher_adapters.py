@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.adapters import unfit_name
 from penstock.protocol.config.fields import LoadingConfig
 from penstock.protocol.config.process_fields import LaunchConfig
@@ -61,6 +61,14 @@ def test_workers_of_a_server_that_was_ready_start_without_a_folder_that_is_gone(
     children = [Child(service, 0, {}) for service in ("worker", "scheduler")]
     require_none(children)
     assert [one.environment for one in children] == [{"PENSTOCK_LORA_REQUIRED": "false"}, {}]
+
+
+def test_a_folder_of_adapters_must_be_there_at_the_start_and_not_later(tmp_path: Path) -> None:
+    config = Config(launch=LaunchConfig(lora_dirs=[str(tmp_path / "gone")]))
+    with pytest.raises(ConfigError, match=r"--lora-dirs .*gone: there is no such folder"):
+        AdapterSet([config], [])
+    arguments = {"model": "/m", "lora_dirs": config.launch.lora_dirs}
+    assert resolve(("model", "launch"), arguments, {})[0].launch == config.launch
 
 
 @pytest.mark.parametrize("name", ["", "a=b", "a\n", "x" * 257])

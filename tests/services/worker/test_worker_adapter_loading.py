@@ -15,6 +15,7 @@ from tiny_adapters import CPU, adapted, modules_of, settings_for
 from tiny_models import make_model
 
 from penstock.protocol.config import ConfigError
+from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.pooling import read_pooling
 from penstock.protocol.wire.messages.engine import Adapter
@@ -86,3 +87,24 @@ def test_the_account_of_memory_has_the_adapters(tiny_folder: Folder, tmp_path: P
     )
     assert account.bytes_of("adapters") == decoder.adapters.num_bytes == taken
     assert account.total > account.bytes_of("weights") + taken
+
+
+def test_what_is_not_required_and_has_no_place_is_logged(
+    tiny_folder: Folder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules = modules_of(make_model("llama"))
+    folders = {
+        name: write_adapter(tmp_path / name, modules, seed=seed)
+        for seed, name in enumerate(("one", "two"))
+    }
+    config = settings_for(tiny_folder("llama"), **folders, gone=tmp_path / "gone")
+    loading = msgspec.structs.replace(config.loading, max_loras=1, lora_required=False)
+    config = msgspec.structs.replace(config, loading=loading)
+    assert not list(contradictions_of_adapters(config))
+    info = read_model_info(tiny_folder("llama"))
+    check_adapters(config, info, read_pooling(info, config.model), "cpu")
+    decoder = load_model(info, torch.float32, CPU, print)
+    assert [one.name for one in load_adapters(config, decoder)] == ["one"]
+    said = [record.getMessage() for record in caplog.records]
+    assert any("--lora 'gone'" in line and "no such folder" in line for line in said)
+    assert any("--lora 'two'" in line and "--max-loras allows 1" in line for line in said)

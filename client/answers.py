@@ -261,6 +261,8 @@ class RequestProgress:
         """A choice ended without an error."""
         reason = FINISH_REASONS[end.reason]
         self.usage.reasoning += end.reasoning_tokens
+        self.usage.accepted_drafts += end.accepted_drafts
+        self.usage.rejected_drafts += end.rejected_drafts
         if end.preemptions >= 0:
             self.preemptions = (self.preemptions or 0) + end.preemptions
         self.open_choices -= 1

@@ -11,7 +11,10 @@ from penstock.protocol.wire.messages.requests import Rejected
 class Usage:
     """What a client's whole request took: tokens, counted as its rows arrive, and time."""
 
-    __slots__ = ("cached", "completion", "first_token_s", "prompt", "reasoning", "total_s")
+    __slots__ = (
+        *("accepted_drafts", "cached", "completion", "first_token_s", "prompt", "reasoning"),
+        *("rejected_drafts", "total_s"),
+    )
 
     def __init__(self) -> None:
         self.prompt = 0
@@ -20,6 +23,9 @@ class Usage:
         self.reasoning = 0
         """Of the completion: thinking. Exact of choices that have ended by themselves, and for
         others without the marks around it."""
+        self.accepted_drafts = 0
+        """Of the completion: tokens that were drafted ahead."""
+        self.rejected_drafts = 0
         self.first_token_s = 0.0
         """Seconds from the request's arrival to its first token; 0 before."""
         self.total_s = 0.0

@@ -31,6 +31,9 @@ Label = Annotated[str, Meta(max_length=MAX_USER_LENGTH)]
 User = Annotated[Label, said("The tenant, where no API key decides.")]
 Priority = Annotated[RequestPriority, said("A lower one goes first under the policy priority.")]
 Salt = Annotated[CacheSalt, said("Requests with different salts share no cached prefix.")]
+Speculation = Annotated[
+    bool, said("Whether tokens may be drafted ahead, where the server does so; text is the same.")
+]
 Seconds = Annotated[
     float,
     Meta(
@@ -53,6 +56,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     own limit."""
     adapter: str = ""
     """Name of an adapter, where ``model`` does not choose it: in the library."""
+    speculation: bool = True
 
 
 DEFAULT_TERMS = RequestTerms()
@@ -122,6 +126,7 @@ def head_of(
         trace=caller.trace,
         streamed=streamed,
         siblings=siblings,
+        speculation=terms.speculation,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -59,19 +60,27 @@ def add_low_rank(
     Args:
         out: [N, outputs]; rows without an adapter are not touched.
         x: [N, inputs]: what the layer was given.
-        groups: each adapter of the step once.
+        groups: each adapter of the step once; on all ranks in the same order.
         updates: by the number of the adapter; ``None``: it has none for this layer.
-        summed: adds up what the ranks that divide ``inputs`` have.
+        summed: adds up what the ranks that divide ``inputs`` have. It is called once.
     """
-    for adapter, rows, padded in groups:
-        update = updates[adapter]
-        if update is None:
-            continue
-        shrunk = linear(x.index_select(0, padded), update.down)
-        if summed is not None:
-            shrunk = summed(shrunk)
+    found = [(group, update) for group in groups if (update := updates[group.adapter]) is not None]
+    shrunk = [linear(x.index_select(0, group.padded), update.down) for group, update in found]
+    if summed is not None and shrunk:
+        shrunk = _summed_at_once(shrunk, summed)
+    for (group, update), small in zip(found, shrunk, strict=True):
+        rows = group.rows
         for up, first, rank in update.parts:
-            part = shrunk[:, rank : rank + up.shape[1]].contiguous()
+            part = small[:, rank : rank + up.shape[1]].contiguous()
             added = linear(part, up)[: len(rows)]
             out[:, first : first + len(up)].index_add_(0, rows, added)
     return out
+
+
+def _summed_at_once(parts: list[Tensor], summed: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Each of the parts, of any shapes, summed over the ranks in one exchange."""
+    if len(parts) == 1:
+        return [summed(parts[0])]
+    together = summed(torch.cat([part.flatten() for part in parts]))
+    pieces = torch.split(together, [part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]

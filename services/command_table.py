@@ -25,8 +25,8 @@ COMMANDS = {
     "serve": Command(
         "start a whole server and watch over it",
         (
-            "model", "cache", "scheduler", "admission", "device", "loading", "server", "cluster",
-            "launch", "observability", "test",
+            "model", "cache", "scheduler", "speculation", "admission", "device", "loading",
+            "server", "cluster", "launch", "observability", "test",
         ),
         takes_model=True,
     ),
@@ -50,8 +50,8 @@ COMMANDS = {
     "worker": Command(
         "one device: weights, KV memory, kernels",
         (
-            "model", "cache", "scheduler", "device", "loading", "cluster", "process", "launch",
-            "observability", "test",
+            "model", "cache", "scheduler", "speculation", "device", "loading", "cluster", "process",
+            "launch", "observability", "test",
         ),
         takes_model=True,
     ),

@@ -191,6 +191,7 @@ def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
         "services/tokenizer/grammar_process.py",
         "services/worker/grammar_prototypes.py",
         "services/worker/grammar_rows.py",
+        "services/worker/grammar_slot.py",
         "services/worker/grammar_slots.py",
     }
     for path, tree in sources(*SHIPPED):

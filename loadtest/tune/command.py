@@ -35,7 +35,7 @@ FAILED, INTERRUPTED = 1, 130
 FILE = "penstock-tuned.toml"
 SECONDS = 180
 TUNED = ("max_num_seqs", "max_num_batched_tokens", "frontends", "tokenizers")
-MEASURED_GROUPS = ("model", "cache", "scheduler", "device", "loading")
+MEASURED_GROUPS = ("model", "cache", "scheduler", "speculation", "device", "loading")
 MEASURED = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
     *("frontends", "tokenizers"),

@@ -10,6 +10,7 @@ from penstock.protocol.config.fields import (
     ModelConfig,
     ObservabilityConfig,
     SchedulerConfig,
+    SpeculationConfig,
     TestConfig,
 )
 from penstock.protocol.config.flags import build_parser
@@ -32,6 +33,7 @@ __all__ = [
     "Provenance",
     "SchedulerConfig",
     "ServerConfig",
+    "SpeculationConfig",
     "TestConfig",
     "build_parser",
     "resolve",

@@ -43,6 +43,8 @@ def unfit_name(name: str) -> str:
         return "the name is empty"
     if len(name) > MAX_NAME:
         return f"the name has {len(name)} characters; at most {MAX_NAME} are allowed"
+    if "=" in name:
+        return "the name holds '=', which ends it in --lora NAME=FOLDER"
     return "" if name.isprintable() else "the name holds characters that cannot be printed"
 
 
@@ -52,9 +54,6 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
     if not given and not launch.lora_dirs:
         return
     flag = "--lora" if given else "--lora-dirs"
-    for folder in launch.lora_dirs:
-        if not os.path.isdir(os.path.expanduser(folder)):
-            yield f"--lora-dirs {folder}: there is no such folder"
     if launch.lora_dirs and (launch.nodes > 1 or launch.join or launch.executor != "process"):
         yield "--lora-dirs with several hosts: adapters are loaded on one host alone; use --lora"
     if launch.lora_dirs and launch.model_dirs:
@@ -67,7 +66,7 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
-    if len(given) > loading.max_loras:
+    if len(given) > loading.max_loras and loading.lora_required:
         yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
     if len(config.model.models) > 1:
         yield (

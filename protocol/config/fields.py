@@ -202,6 +202,29 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "fcfs"
 
 
+class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    speculative: Annotated[
+        Literal["auto", "off", "suffix", "ngram"],
+        Meta(
+            description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
+            "of its tenant had after the longest same tokens; ngram, what a text had after its "
+            "last three tokens. Both are for --device cpu; auto is off."
+        ),
+    ] = "auto"
+    speculative_tokens: Annotated[
+        int, Meta(ge=1, le=31, description="Most drafted tokens of a sequence in one step.")
+    ] = 10
+    speculative_history: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**27,
+            description="Tokens of finished outputs that suffix drafts from, over all tenants; "
+            "16 to 20 bytes each.",
+        ),
+    ] = 4_000_000
+
+
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[
         int,
@@ -328,6 +351,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     admission: AdmissionConfig = AdmissionConfig()
     device: DeviceConfig = DeviceConfig()
     loading: LoadingConfig = LoadingConfig()

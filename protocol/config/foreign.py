@@ -51,7 +51,9 @@ _NO_EXPERTS = (
     "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
 _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
-_NO_SPECULATION = "not supported yet: speculative decoding"
+_NO_SPECULATION = (
+    "not supported yet: draft models and heads; --speculative suffix or ngram drafts from texts"
+)
 _NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
 _NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
@@ -109,7 +111,7 @@ _EXPLAINED = {
     "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",
     "node_rank": _NODES,
     "num_scheduler_steps": _ALWAYS,
-    "num_speculative_tokens": _NO_SPECULATION,
+    "num_speculative_tokens": "use --speculative-tokens",
     "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",
     "override_generation_config": "edit generation_config.json in a copy of the model's folder",
     "revision": _REVISION,

@@ -85,6 +85,25 @@ ENGINE = (
         "Tokens that engines have generated. What clients were told is usage_tokens_total.",
     ),
     Metric("steps_total", "counter", "Steps planned."),
+    Metric(
+        "spec_decode_draft_tokens_total",
+        "counter",
+        "Tokens that were drafted ahead and verified, by where they came from (own: the text "
+        "itself, finished: outputs of the tenant, grammar: forced) and by their place in the "
+        "draft, from 0.",
+        ("source", "position"),
+    ),
+    Metric(
+        "spec_decode_accepted_tokens_total",
+        "counter",
+        "Of them, those that the model drew too.",
+        ("source", "position"),
+    ),
+    Metric(
+        "spec_decode_saved_seconds",
+        "gauge",
+        "What steps with drafts would have taken longer without, by measured steps without.",
+    ),
     Metric("failed_steps_total", "counter", "Steps that raised or never came back."),
     Metric("step_seconds", "histogram", "Time of one step in the worker.", (), _STEP_SECONDS),
     Metric(

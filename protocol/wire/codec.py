@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 30
+PROTOCOL_VERSION = 31
 
 Message = (
     membership.Hello

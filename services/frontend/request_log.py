@@ -69,6 +69,9 @@ def _figures(generation: Generation) -> dict[str, Any]:
     }
     if usage.reasoning:
         found["thinking_tokens"] = usage.reasoning
+    if usage.accepted_drafts or usage.rejected_drafts:
+        found["accepted_drafts"] = usage.accepted_drafts
+        found["rejected_drafts"] = usage.rejected_drafts
     if generation.queued_s:
         found["queue_ms"] = round(1000 * generation.queued_s, 1)
     if first:

@@ -3,11 +3,12 @@ workers have that are started from now on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import msgspec
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.adapters import taken_names, unfit_name
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
@@ -29,10 +30,16 @@ class AdapterSet:
     """Those of the one model that a server is started with."""
 
     def __init__(self, configs: Sequence[Config], workers: Sequence[Child]) -> None:
+        """Raises ``ConfigError`` for a folder of ``--lora-dirs`` that is not there. Only at the
+        start: one that is gone later must not keep a process from starting again."""
         config = configs[0]
         self._dirs, self._several = config.launch.lora_dirs, len(configs) > 1
+        for folder in self._dirs:
+            if not os.path.isdir(os.path.expanduser(folder)):
+                raise ConfigError(f"--lora-dirs {folder}: there is no such folder")
         self._names = taken_names(config)
         self._workers = workers
+        self._most = config.loading.max_loras
         self._kept = dict(one.split("=", 1) for one in config.loading.lora)
         """Folder of each adapter, by its name."""
         self._before: dict[str, tuple[str, str]] = {}
@@ -73,6 +80,9 @@ class AdapterSet:
         except FolderRefused as refusal:
             reason = f"lora_path is {show(place.folder)}: {refusal}"
             return AdapterAnswer("", refusal.status, "adapter_folder_refused", reason)
+        if place.name not in self._kept and len(self._kept) >= self._most:
+            reason = f"{self._most} adapters are loaded, as --max-loras allows; unload one first"
+            return AdapterAnswer("", 400, "too_many_adapters", reason)
         return AdapterAnswer(str(folder))
 
     def _change(self, place: AdapterPlace, *, keep: bool) -> AdapterAnswer:
@@ -87,5 +97,13 @@ class AdapterSet:
         lora = [f"{name}={folder}" for name, folder in self._kept.items()]
         for worker in self._workers:
             worker.change_environment("PENSTOCK_LORA", msgspec.json.encode(lora).decode())
-            worker.change_environment("PENSTOCK_LORA_REQUIRED", "false")
+        require_none(self._workers)
         return AdapterAnswer(former)
+
+
+def require_none(children: Sequence[Child]) -> None:
+    """From their next start on, workers load what can be loaded of ``--lora`` and log the rest:
+    once a server was ready, a folder that is gone must not end it."""
+    for child in children:
+        if child.service == "worker":
+            child.change_environment("PENSTOCK_LORA_REQUIRED", "false")

@@ -32,6 +32,7 @@ from penstock.protocol.wire.messages.administration import (
     Told,
 )
 from penstock.protocol.wire.messages.membership import Peer, Phase
+from penstock.services.launcher.adapter_set import require_none
 from penstock.services.launcher.children import rendering
 from penstock.services.launcher.cluster_view import HOST, ClusterView
 from penstock.services.launcher.environment import child_environment
@@ -246,9 +247,13 @@ class _JoinedHost:
             startup_timeout_s=launch.startup_timeout_s,
             on_phase=lambda label, phase, note: None,
             is_ready=lambda: True,
-            on_ready=lambda: self._log.info("all processes of this host are ready"),
+            on_ready=lambda: self._ready(children),
             on_stop=lambda: None,
         )
+
+    def _ready(self, children: Sequence[Child]) -> None:
+        require_none(children)
+        self._log.info("all processes of this host are ready")
 
     def _look(self, now: float) -> None:
         """What has become of the first host. Raises ``FirstHostLost`` and ``FirstHostEnded``."""

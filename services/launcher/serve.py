@@ -23,7 +23,7 @@ from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.administration import JOIN_HOST, Ask, Told
 from penstock.protocol.wire.messages.membership import Peer
-from penstock.services.launcher.adapter_set import AdapterSet
+from penstock.services.launcher.adapter_set import AdapterSet, require_none
 from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.first_host import FirstHost, devices_here
@@ -108,6 +108,7 @@ def run(
             on_ready=lambda: _ready(
                 registration,
                 models,
+                children,
                 _announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
                 people,
             ),
@@ -201,8 +202,13 @@ def _first_host(
 
 
 def _ready(
-    registration: Registration, models: ModelSet | None, server: Announcement, people: bool
+    registration: Registration,
+    models: ModelSet | None,
+    children: ServerChildren,
+    server: Announcement,
+    people: bool,
 ) -> None:
+    require_none(children.all)
     if models is not None:
         models.begin()
     registration.ready(server.url)

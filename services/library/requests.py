@@ -14,6 +14,7 @@ from penstock.client.request_terms import (
     RequestTerms,
     Salt,
     Seconds,
+    Speculation,
     User,
     check_printable,
     head_of,
@@ -50,6 +51,8 @@ class Terms(TypedDict, total=False):
     """Requests with different salts share no cached prefix."""
     deadline_s: float
     """Seconds from the call in which the whole answer must be there, or it ends with an error."""
+    speculation: bool
+    """Whether tokens may be drafted ahead, where the engine does so; text is the same."""
     trace_headers: Mapping[str, str] | None
     """Headers of the request that this one is made for; ``traceparent`` (W3C Trace Context) names
     the trace in all log lines about it."""
@@ -62,7 +65,10 @@ class Asked(msgspec.Struct, frozen=True):
     caller: Caller = Caller()
 
 
-_TYPES = {"adapter": AdapterName, "user": User, "cache_salt": Salt, "deadline_s": Seconds}
+_TYPES = {
+    "adapter": AdapterName, "user": User, "cache_salt": Salt, "deadline_s": Seconds,
+    "speculation": Speculation,
+}  # fmt: skip
 _NAMES = (*_TYPES, "trace_headers")
 _OTHERS = ("priority", "progress")
 """Parameters of the methods that answer many prompts at once."""

@@ -23,7 +23,7 @@ from penstock.protocol.model_info import BadModelFolder
 READY_WORD = "penstock-ready"
 """First word of the line that names the router's address and, behind a tab, the model's folder."""
 GROUPS = (
-    *("model", "cache", "scheduler", "device", "loading"),
+    *("model", "cache", "scheduler", "speculation", "device", "loading"),
     *("cluster", "launch", "observability", "test"),
 )
 CLOSE_SECONDS = 10.0

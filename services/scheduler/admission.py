@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Collection, Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
 from penstock.protocol.config.derive import waiting_tokens_limit
@@ -174,10 +175,19 @@ def make_request(
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
         reads_logits=work.reads_logits,
+        corpus=b"" if work.lengths or head.task != GENERATE else _corpus(head),
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
         trace=SPANS.wanted(head.trace),
     )
+
+
+def _corpus(head: RequestHead) -> bytes:
+    """What the texts of a request are known by to other requests: those of the same tenant that
+    also share cached prefixes. Empty where it wants no drafts."""
+    if not head.speculation:
+        return b""
+    return blake2b(chain_root(head) + head.tenant.encode(), digest_size=16).digest()
 
 
 def make_sequences(

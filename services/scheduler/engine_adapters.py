@@ -41,6 +41,8 @@ class EngineAdapters:
         """What came of the latest loads, by ``AdapterPlace.load``."""
         self._leaving: dict[str, float] = {}
         """Digest → since when no name stands for it."""
+        self._unwanted: set[str] = set()
+        """Digests that perhaps not every rank has."""
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -58,6 +60,7 @@ class EngineAdapters:
             self._note(loading, AdapterProgress("failed", reason="the worker was lost meanwhile"))
         self._loading.clear()
         self._leaving.clear()
+        self._unwanted.clear()
 
     def load(self, asked: AdapterPlace) -> AdapterProgress:
         """Begin to load an adapter, or tell how far it is."""
@@ -93,13 +96,23 @@ class EngineAdapters:
             reasons = ["its files changed while they were read"]
         if reasons:
             self._note(loading, AdapterProgress("failed", reason=reasons[0]))
-            for digest in digests - {""} - self.digests:
-                self._send(DropAdapter(digest))
+            self._unwanted |= digests - {""}
+            self._drop_unwanted()
             return
         former = self._loaded.get(message.name)
         self._loaded[message.name] = Adapter(message.name, message.digest)
         self._leave(former, now)
         self._note(loading, AdapterProgress("loaded", message.digest))
+        self._drop_unwanted()
+
+    def _drop_unwanted(self) -> None:
+        """Nothing is dropped while something is loaded: a rank may have that very adapter in its
+        place by now, and would lose it."""
+        if self._loading:
+            return
+        for digest in self._unwanted - self.digests:
+            self._send(DropAdapter(digest))
+        self._unwanted.clear()
 
     def unload(self, name: str, now: float) -> AdapterProgress:
         """Take no more requests for an adapter."""
@@ -116,7 +129,10 @@ class EngineAdapters:
 
     def sweep(self, not_done_by: Callable[[Offers], Sequence[int]], now: float) -> bool:
         """Drop what left a while ago and no open request has. Returns whether any was dropped.
-        not_done_by: see ``SchedulerCore``."""
+        Nothing is dropped while something is loaded, which may be the same. not_done_by: see
+        ``SchedulerCore``."""
+        if self._loading:
+            return False
         over = [
             digest
             for digest, since in self._leaving.items()

@@ -10,7 +10,7 @@ from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups
 BLOCK_BYTES = 5
 """Bytes that a block's number takes in a plan, at most."""
 MOST_CHARACTER_BYTES = 4
-SLOT_BYTES = 192
+SLOT_BYTES = 224
 """Bytes that a new slot and its chunk take in a plan, at most, without tokens, blocks, sampling,
 task and trace."""
 MOST_ROW_TOKENS = 255

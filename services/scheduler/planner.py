@@ -319,10 +319,14 @@ class Planner:
         is computed already matters to nothing else."""
         return min(num_computed, sequence.prompt_len)
 
-    @staticmethod
-    def _shares_prompt(sequence: Sequence, start: int) -> bool:
+    def _reads_output(self, request: Request) -> bool:
+        """Whether the worker needs the whole output."""
+        return request.reads_output or (self._row_tokens > 1 and bool(request.corpus))
+
+    def _shares_prompt(self, request: Request, start: int) -> bool:
         """Whether the worker needs a whole prompt, of which tokens from ``start`` on are sent."""
-        return start > 0 and sequence.request.reads_prompt
+        drafts = self._row_tokens > 1 and bool(request.corpus)
+        return start > 0 and (request.reads_prompt or drafts)
 
     def _added_bytes(self, step: Step, sequence: Sequence, hits: Prefix) -> int:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
@@ -331,9 +335,9 @@ class Planner:
         size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
         size += 2 + len(request.trace)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
-        if request.reads_output:
+        if self._reads_output(request):
             start = self._sent_from(sequence, start)
-            if self._shares_prompt(sequence, start) and not step.holds_prompt(request):
+            if self._shares_prompt(request, start) and not step.holds_prompt(request):
                 size += TOKEN_BYTES * sequence.prompt_len
         return size + TOKEN_BYTES * (len(sequence.tokens) - start)
 
@@ -353,9 +357,9 @@ class Planner:
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
             self._on_started(sequence)
         start, prompt = sequence.num_computed, -1
-        if sequence.request.reads_output:
+        if self._reads_output(sequence.request):
             start = self._sent_from(sequence, start)
-            if self._shares_prompt(sequence, start):
+            if self._shares_prompt(sequence.request, start):
                 prompt = step.share_prompt(sequence)
         step.added.append(
             NewSlot(
@@ -373,6 +377,8 @@ class Planner:
                 second=sequence.second,
                 adapter=sequence.request.head.adapter,
                 trace=sequence.request.trace,
+                most=sequence.max_len if self._row_tokens > 1 else 0,
+                corpus=sequence.request.corpus if self._row_tokens > 1 else b"",
             )
         )
         self._add_chunk(step, sampled, sequence)

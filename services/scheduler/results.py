@@ -34,6 +34,8 @@ class ResultReader:
             if len(counts) != num_tokens or not 1 < self.max_row_tokens >= max(counts):
                 return False
             num_tokens = sum(counts)
+        if result.drafted and len(result.drafted) != len(counts):
+            return False
         return len(result.tokens) == TOKEN_BYTES * num_tokens
 
     def take(self, step: Step, result: StepResult, now: float) -> int:
@@ -73,6 +75,10 @@ class ResultReader:
             if sequence is None or sequence.finished:
                 continue
             sequence.in_flight -= 1
+            if result.drafted and (drafted := result.drafted[row]):
+                accepted = max(0, result.counts[row] - 1)
+                sequence.accepted_drafts += accepted
+                sequence.rejected_drafts += max(0, drafted - accepted)
             if bad and row in bad:
                 self._failures.bad_row(sequence)
                 continue

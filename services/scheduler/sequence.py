@@ -63,6 +63,8 @@ class Request:
     """And on the whole prompt."""
     reads_logits: bool = False
     """And on how probable the output was to the model."""
+    corpus: bytes = b""
+    """As in ``NewSlot``, where its engine drafts; empty: it wants no drafts."""
     has_task: bool = False
     """It brings what its task makes of the prompt, and no tokens."""
     num_prompts: int = 1
@@ -162,6 +164,9 @@ class Sequence:
     """When it had its first token here; 0: has none."""
     queued_s: float = 0.0
     """Seconds from the request's arrival until it first ran."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
+    """Tokens drafted for it here, as in ``End``."""
     preemptions: int = 0
     """How often it lost its slot and its blocks to others."""
 

@@ -110,7 +110,13 @@ class TokenRows:
             columns.logprobs.append(RowLogprobs(len(columns.ids) - 1, logprobs, prompt))
         if reason is not None:
             row = len(columns.ids) - 1
-            columns.ends.append(End(row, reason, stop, preemptions=sequence.preemptions))
+            columns.ends.append(
+                End(
+                    row, reason, stop, preemptions=sequence.preemptions,
+                    accepted_drafts=sequence.accepted_drafts,
+                    rejected_drafts=sequence.rejected_drafts,
+                )
+            )  # fmt: skip
 
     def end_of_prompt(self, sequence: Sequence) -> None:
         """Add a row that ends a sequence with what its computed prompt brings, and no token."""

@@ -18,8 +18,9 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
     """Follow a message; whether it was about adapters. tell: the scheduler."""
     loader = _loader(executor)
     match message:
-        case LoadAdapter() if loader is not None:
-            loader.load(message)
+        case LoadAdapter(name) if loader is not None and executor is not None:
+            known = any(one.name == name for one in executor.adapters)
+            loader.load(message, replaces=known)
         case LoadAdapter(name, folder):
             reason = "this engine takes no adapters: it needs --lora-dirs"
             tell(AdapterLoaded(name, folder, reason=reason))

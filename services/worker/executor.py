@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
     from penstock.services.worker.kv_copies import BlockAccess
     from penstock.services.worker.rank_group import Meeting
+    from penstock.services.worker.speculation.drafting import DraftCounts
 
 PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
@@ -49,6 +50,10 @@ class Executor(Protocol):
     """What it does and why, for the log."""
     adapters: list[Adapter]
     """Those that are loaded."""
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What its drafts have come to; ``None``: it makes none."""
 
     @property
     def in_flight(self) -> int:
@@ -92,6 +97,7 @@ class DirectExecutor(ABC):
     shape = StepShape()
     max_in_flight = 1
     account: MemoryAccount | None = None
+    draft_counts: DraftCounts | None = None
     kv_blocks: BlockAccess | None = None
     """Its KV memory, to be copied from and to; ``None``: that cannot be done."""
 

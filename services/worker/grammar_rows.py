@@ -138,6 +138,19 @@ class GrammarRows:
         reason = f"{SUBJECT}: this worker was started without a tokenizer, and follows no grammar"
         return Masks(rows, out, {}, [RowFailure(row, reason, 503) for row in rows.tolist()])
 
+    def forced(self, slot: int, most: int) -> list[int]:
+        """Tokens that a slot's grammar leaves no choice of, up to ``most``; not between ``start``
+        and ``wait``."""
+        if self._slots is None or not self._follows[slot]:
+            return []
+        return self._slots.forced(slot, most)
+
+    def fitting(self, slot: int, tokens: list[int]) -> list[int]:
+        """The first of these tokens, as many as a slot's grammar allows, if it has one."""
+        if self._slots is None or not self._follows[slot]:
+            return tokens
+        return self._slots.fitting(slot, tokens)
+
     def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
         """These slots, which follow a grammar, got a token each."""
         if self._slots is not None:

@@ -13,19 +13,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.protocol.grammar.compiler import compile_grammar, one_line
-from penstock.protocol.grammar.request import BadGrammar, Grammar
-from penstock.protocol.wire.messages.steps import TOO_EARLY
+from penstock.protocol.grammar.request import Grammar
 from penstock.services.worker.grammar_prototypes import Prototypes
+from penstock.services.worker.grammar_slot import NOT_YET, Failure, GrammarSlot, Mask
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+__all__ = ["NOT_YET", "Failure", "GrammarSlots", "Mask"]
 PATIENCE_SECONDS = 0.002
 """A step waits this long for all grammars together that are not compiled yet. Most are by then; the
 rows of the others have no token in it."""
@@ -40,83 +40,7 @@ WATCHED_FILLS = 16
 MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 
-Mask = npt.NDArray[np.int32]
-
-
-class Failure(NamedTuple):
-    """Why a row ends."""
-
-    reason: str
-    status: int = 400
-    """HTTP status: 400 where the grammar is to blame, 503 where it is the server."""
-
-
-NOT_YET = Failure("its grammar is not compiled yet", TOO_EARLY)
-"""The failure of a row that may be tried again."""
-
-
-class _Slot:
-    """One slot's grammar. Its matcher is touched only by the job that fills masks."""
-
-    def __init__(
-        self, grammar: Grammar, output: Sequence[int], least: int, ends: Mask | None
-    ) -> None:
-        self.starts = frozenset(grammar.starts_after())
-        """The answer is free until one of these has come; empty: it has."""
-        self.opening = int.from_bytes(grammar.may_open, "little") if grammar.may_open else -1
-        """The token that an answer may begin with, to be free for a while; -1: none."""
-        self.may_end = grammar.may_end
-        self.family = 0
-        self.count = 0
-        self.least, self.ends = least, ends
-        self.tokens: list[int] = []
-        """Tokens of the answer that the matcher has not seen."""
-        self.matcher: LLMatcher | None = None
-        self.making: Future[LLMatcher] | None = None
-        self.spare: Future[None] | None = None
-        """Compiles the grammar for its family, where ``making`` may copy another one's."""
-        self.failure: Failure | None = None
-        self.slow = 0
-        for token in output:
-            self.take(token)
-
-    def take(self, token: int) -> None:
-        self.count += 1
-        if self.opening >= 0:
-            if token != self.opening:
-                self.starts = frozenset()
-            self.opening = -1
-            if self.starts:
-                return
-        if not self.starts:
-            self.tokens.append(token)
-        elif token in self.starts:
-            self.starts = frozenset()
-
-    @property
-    def free(self) -> bool:
-        """Whether the next token may be any."""
-        return bool(self.starts) and self.opening < 0
-
-    def ready(self, until: float) -> LLMatcher | None:
-        """The matcher; ``None`` with ``failure`` set where there is none by this time. The token
-        that such a row gets is not the answer's: the failure stays."""
-        if self.matcher is None and self.failure is None and self.making is not None:
-            try:
-                self.matcher = self.making.result(max(0.0, until - time.monotonic()))
-            except TimeoutError:
-                self.failure = NOT_YET
-            except BadGrammar as error:
-                self.failure = Failure(error.message)
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as error:  # llguidance's panics do not derive from Exception
-                reason = f"the grammar cannot be compiled: {type(error).__name__}: {error}"
-                self.failure = Failure(reason, 503)
-        return None if self.failure is not None else self.matcher
-
-
-_Held = tuple[int, _Slot, "LLMatcher"]
+_Held = tuple[int, GrammarSlot, "LLMatcher"]
 """A row whose mask a matcher fills."""
 
 
@@ -133,7 +57,7 @@ class GrammarSlots:
     ) -> None:
         """``load_tokenizer`` is called once, in a thread; ``threads`` compute masks; ``patience``:
         seconds that masks wait for grammars that are not compiled yet."""
-        self._slots: list[_Slot | None] = [None] * slots
+        self._slots: list[GrammarSlot | None] = [None] * slots
         self._patience = patience
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
@@ -174,7 +98,7 @@ class GrammarSlots:
                 grammar allows anything else.
         """
         kept = ~self.mask(ends) if min_tokens and len(ends) else None
-        taken = _Slot(grammar, output, min_tokens, kept)
+        taken = GrammarSlot(grammar, output, min_tokens, kept)
         self.prepare()
         taken.family = slot % self._threads
         known = self._prototypes.has(grammar, taken.family)
@@ -185,7 +109,7 @@ class GrammarSlots:
 
     def fail(self, slot: int, reason: str) -> None:
         """A sequence takes a slot whose grammar cannot be followed: its row ends."""
-        taken = _Slot(Grammar("regex"), [], 0, None)
+        taken = GrammarSlot(Grammar("regex"), [], 0, None)
         taken.failure = Failure(reason, 503)
         self._slots[slot] = taken
 
@@ -220,6 +144,54 @@ class GrammarSlots:
         taken = self._slots[slot]
         return -1 if taken is None else taken.opening
 
+    # --- drafts
+
+    def forced(self, slot: int, most: int) -> list[int]:
+        """The next tokens of a slot, up to ``most``, where its grammar leaves no choice of text."""
+        matcher = self._shown(slot)
+        if matcher is None:
+            return []
+        try:
+            tokens: list[int] = matcher.compute_ff_tokens()[:most]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # llguidance's panics do not derive from Exception
+            self._broken(slot, error)
+            return []
+        return tokens
+
+    def fitting(self, slot: int, tokens: list[int]) -> list[int]:
+        """The first of these tokens, as many as the slot's grammar allows to come next."""
+        matcher = self._shown(slot)
+        if matcher is None:
+            return tokens
+        try:
+            return tokens[: matcher.validate_tokens(tokens)]
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            self._broken(slot, error)
+            return []
+
+    def _shown(self, slot: int) -> LLMatcher | None:
+        """The matcher of a slot, which has seen all tokens; ``None``: none is at work there."""
+        taken = self._slots[slot]
+        if taken is None or taken.free or taken.failure is not None or taken.matcher is None:
+            return None
+        if taken.tokens:
+            try:
+                self._feed([(0, taken, taken.matcher)])
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                self._broken(slot, error)
+        return taken.matcher if taken.failure is None and not taken.matcher.is_error() else None
+
+    def _broken(self, slot: int, error: BaseException) -> None:
+        taken = self._slots[slot]
+        if taken is not None:
+            taken.failure = Failure(f"the grammar failed: {type(error).__name__}: {error}", 503)
+
     # --- masks
 
     def start(self, slots: Sequence[int], out: Mask) -> None:
@@ -238,7 +210,7 @@ class GrammarSlots:
         """``start`` and ``wait`` in one, for a caller that has nothing else to do meanwhile."""
         return self._fill(self._rows(slots, out), out)
 
-    def _rows(self, slots: Sequence[int], out: Mask) -> list[_Slot | None]:
+    def _rows(self, slots: Sequence[int], out: Mask) -> list[GrammarSlot | None]:
         if self._filling is not None:
             raise RuntimeError("masks are being filled: call wait first")
         shape = (len(slots), self._words)
@@ -271,7 +243,7 @@ class GrammarSlots:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         return compile_grammar(grammar, self.prepare().result())
 
-    def _fill(self, rows: list[_Slot | None], out: Mask) -> dict[int, Failure]:
+    def _fill(self, rows: list[GrammarSlot | None], out: Mask) -> dict[int, Failure]:
         held: list[_Held] = []
         until = time.monotonic() + self._patience
         for row, slot in enumerate(rows):
@@ -322,7 +294,7 @@ class GrammarSlots:
             for _, slot, _ in held:
                 slot.failure = Failure(f"the masks failed: {type(error).__name__}: {error}", 503)
 
-    def _endless(self, slot: _Slot, until: float) -> Mask:
+    def _endless(self, slot: GrammarSlot, until: float) -> Mask:
         """Every token but the model's ends: a grammar that waits must be reached."""
         if self._without_ends is None and slot.failure is None:
             try:

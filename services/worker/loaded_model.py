@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
+from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.memory_plan import block_bytes
@@ -68,7 +69,9 @@ class LoadedModel(NamedTuple):
 
     def _plain(self, capacity: EngineSizes) -> ModelExecutor:
         if not isinstance(self.model, RankDecoder):
-            return ModelExecutor(self.model, capacity, self.attention)
+            drafts = self.model.device.type == "cpu"
+            plain = DraftingExecutor if drafts else ModelExecutor
+            return plain(self.model, capacity, self.attention)
         kind = SilentExecutor if self.model.ranks.place.rank else RankExecutor
         return kind(self.model, capacity, self.attention)
 

@@ -34,10 +34,10 @@ def block_bytes(
 
 
 def cpu_account(
-    config: Config, free: int, weights: MemoryPart, step: list[MemoryPart], block: int
+    config: Config, free: int, held: list[MemoryPart], step: list[MemoryPart], block: int
 ) -> MemoryAccount:
-    """Before KV memory is planned. free: bytes that the machine has left beside the weights; step:
-    what the largest step takes; block: bytes of a block."""
+    """Before KV memory is planned. free: bytes that the machine has left beside what is held,
+    the weights first of all; step: what the largest step takes; block: bytes of a block."""
     cache = config.cache
     left = free - sum(part.num_bytes for part in step)
     limit = "a quarter of what is free for KV memory"
@@ -47,9 +47,10 @@ def cpu_account(
         together = config.cluster.world_size  # ranks on the same host, as all of them are on CPUs
         left = min(left, int(CPU_KV_SHARE * cache.share() * left / together))
         limit += "" if cache.share() == 1.0 else f", and of that --memory-share {cache.share():g}"
-    parts = merged([weights, *step])
+    parts = merged([*held, *step])
     usable = left + sum(part.num_bytes for part in parts)
-    return MemoryAccount("cpu", free + weights.num_bytes, usable, limit, parts, block)
+    total = free + sum(part.num_bytes for part in held)
+    return MemoryAccount("cpu", total, usable, limit, parts, block)
 
 
 def cuda_account(

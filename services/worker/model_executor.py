@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -67,6 +68,20 @@ class Hidden(NamedTuple):
     """[N, hidden]: what the layers leave of some rows or all."""
     sampled: torch.Tensor | None
     """Which of them logits are made of to draw from; ``None``: all."""
+
+
+class Drawn(NamedTuple):
+    """Tokens of some rows."""
+
+    at: IntArray
+    """The slot of each."""
+    num_output: IntArray
+    """Tokens that each had put out before."""
+    tokens: IntArray
+    bad: IntArray
+    """Why rows have none, as ``Choice.bad``."""
+    masks: Masks | None
+    """What grammars allowed."""
 
 
 class ModelExecutor(DirectExecutor):
@@ -180,29 +195,29 @@ class ModelExecutor(DirectExecutor):
                 step = self.slots.apply(plan)
                 self._adjuster.begin(plan.added, self.slots.adjustments, plan.prompts)
                 self.grammars.begin(plan.added, self.slots.adjustments)
-                self._start_masks(step)
                 if self.slots.blocks.fresh:
                     self._memory.clear(self.slots.blocks.fresh, keys=self._finite_keys)
                 if self.sums is not None:
                     self.sums.begin(self.slots.added)
-                hidden = self.hidden(step)
-                self._sum_up(step, hidden)
-                self._recall(step, hidden)
-                tokens, bad, logprobs, failures = self._choose(step, hidden)
-                not_finite, banned = (
-                    np.flatnonzero(bad == why).tolist() for why in (NOT_FINITE, NOTHING_LEFT)
-                )
-                states = partial(self._states, step, hidden)
-                pooled, undone = pool_rows(
-                    self.slots, step, self.tasks, states, generates=self.generates
-                )
-                failures = [*failures, *self.slots.unreadable_rows(step), *undone]
-                prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
-                self.slots.finish(step, tokens)
+                return self._compute(plan, step, begun)
         except BaseException:
             self.grammars.drop()
             self.slots.reset()
             raise
+
+    def _compute(self, plan: StepPlan, step: PlannedStep, begun: float) -> StepResult:
+        """The step of a plan that the slots have taken; begun: when, by ``perf_counter``."""
+        self._start_masks(step)
+        hidden = self.hidden(step)
+        self._sum_up(step, hidden)
+        self._recall(step, hidden)
+        tokens, bad, logprobs, failures = self._choose(step, hidden)
+        not_finite, banned = causes(bad)
+        states = partial(self._states, step, hidden)
+        pooled, undone = pool_rows(self.slots, step, self.tasks, states, generates=self.generates)
+        failures = [*failures, *self.slots.unreadable_rows(step), *undone]
+        prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
+        self.slots.finish(step, tokens)
         seconds = time.perf_counter() - begun
         ids = tokens.astype("<i4").tobytes()
         return StepResult(
@@ -274,14 +289,30 @@ class ModelExecutor(DirectExecutor):
         if not rows or not self.generates:
             return np.zeros(rows, np.int32), np.zeros(rows, np.int64), [], []
         logits = self.row_logits(step, hidden)[:rows]
-        slots, at = self.slots, step.sampled
+        drawn = self._draw(logits, step.sampled, 0, self.grammars.wait)
+        self._took(logits, drawn)
+        failures = [] if drawn.masks is None else drawn.masks.failures
+        entries = self._logprobs(logits, drawn.at, drawn.tokens)
+        return drawn.tokens.astype(np.int32), drawn.bad, entries, failures
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        at: IntArray,
+        ahead: IntArray | int,
+        masks_of: Callable[[], Masks | None],
+    ) -> Drawn:
+        """Draw a token for each row. logits: [R, V]; at: [R] slots; ahead: tokens that this step
+        has brought before each row's; masks_of: brings what grammars allow, while all else is
+        prepared."""  # fmt: skip
+        slots = self.slots
         temperature = slots.temperature[at]
+        num_output = slots.num_output[at].astype(np.int64) + ahead
         greedy = bool((temperature < GREEDY_TEMPERATURE).all())
-        keys = np.zeros(len(at), np.uint64) if greedy else slots.keys(at)
+        keys = np.zeros(len(at), np.uint64) if greedy else slots.keys(at, num_output)
         wanted = SamplingRows(temperature, slots.top_k[at], slots.top_p[at], keys, slots.min_p[at])
-        num_output = slots.num_output[at].astype(np.int64)
         adjustments = self._adjuster.adjustments(at, num_output, keys)
-        masks = self.grammars.wait()
+        masks = masks_of()
         if masks is not None:
             self._open(masks, logits)
             allowed = torch.from_numpy(masks.masks).to(logits.device)
@@ -289,14 +320,15 @@ class ModelExecutor(DirectExecutor):
         choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
-        self._adjuster.took(at, both[0], num_output)
-        self._steer(logits, at, both[0])
+        return Drawn(at, num_output, both[0], both[1], masks)
+
+    def _took(self, logits: torch.Tensor, drawn: Drawn) -> None:
+        """Show the drawn tokens to what reads them. logits: [R, V], as the model made them."""
+        at, num_output, tokens, _, masks = drawn
+        self._adjuster.took(at, tokens, num_output)
+        self._steer(logits, at, tokens)
         if masks is not None:
-            self.grammars.took(at[masks.rows], both[0][masks.rows])
-        return (
-            both[0].astype(np.int32), both[1],
-            self._logprobs(logits, at, both[0]), [] if masks is None else masks.failures,
-        )  # fmt: skip
+            self.grammars.took(at[masks.rows], tokens[masks.rows])
 
     def _steer(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> None:
         """Show Mirostat the drawn tokens. logits: [R, V], as the model made them."""
@@ -339,6 +371,12 @@ class ModelExecutor(DirectExecutor):
         most = self.slots.logprobs[at[rows]]
         asked = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
         return row_logprobs(_entries(asked, tokens[rows], int(most.max())), rows, most)
+
+
+def causes(bad: IntArray) -> tuple[list[int], list[int]]:
+    """Rows whose logits were not finite, and those of which nothing was left."""
+    not_finite, banned = (np.flatnonzero(bad == why) for why in (NOT_FINITE, NOTHING_LEFT))
+    return not_finite.tolist(), banned.tolist()
 
 
 def _needs_all(step: PlannedStep) -> bool:

@@ -16,7 +16,7 @@ from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
-from penstock.services.worker.adapters.loading import load_adapters
+from penstock.services.worker.adapters.loading import check_adapters, load_adapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -26,6 +26,7 @@ from penstock.services.worker.cpu_threads import (
     trial_capacity,
 )
 from penstock.services.worker.device_memory import CudaMemory
+from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
@@ -62,6 +63,7 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
+from penstock.services.worker.speculation.setup import make_drafting
 from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ def _load(
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
+    check_adapters(config, info, pooling, device.type)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
@@ -163,6 +166,8 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
+    if isinstance(executor, DraftingExecutor):
+        speculate(executor, config)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -252,6 +257,15 @@ def add_tasks(
     if pooling.tasks and pooling.kind != "last":
         executor.sums = PromptSums(pooling.kind)
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
+
+
+def speculate(executor: DraftingExecutor, config: Config) -> None:
+    """Let an executor draft tokens where its configuration says so."""
+    drafting = make_drafting(config, executor.capacity, generates=executor.generates)
+    if drafting is not None:
+        executor.speculate(drafting)
+        source = config.speculation.speculative
+        executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

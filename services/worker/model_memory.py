@@ -69,9 +69,17 @@ class ModelMemory:
         held = packed * self._item
         if isinstance(model, Decoder) and model.quantized:
             held = model.weight_bytes
-        weights = self._weights(held)
+        parts = [self._weights(held), *self._adapters()]
         step = plain_parts(shape, self._full, self._item, "cpu")
-        return cpu_account(self._config, free_host_bytes(), weights, step, self.block_bytes)
+        return cpu_account(self._config, free_host_bytes(), parts, step, self.block_bytes)
+
+    def _adapters(self) -> list[MemoryPart]:
+        """Those that are loaded so far."""
+        model = self._model
+        held = model.adapters if isinstance(model, Decoder) else None
+        if held is None:
+            return []
+        return [MemoryPart("adapters", held.num_bytes, f"{len(held.numbers)} loaded")]
 
     def measured(self, memory: DeviceMemory) -> MemoryAccount:
         """On a device with a memory of its own, by a step of the largest size."""

@@ -170,7 +170,7 @@ class Planner:
             head = 0 if coded else shape.head_parameters * item
             held = replace(weights, num_bytes=weights.num_bytes + head)
             free = self.device.total - held.num_bytes - PROCESS_BYTES
-            return cpu_account(config, free, held, plain_parts(shape, sizes, item, "cpu"), block)
+            return cpu_account(config, free, [held], plain_parts(shape, sizes, item, "cpu"), block)
         kernels, alone = self._kernels(config, shape), self._attention(config, shape)
         if kernels is not None:
             weights = replace(weights, num_bytes=_dense_bytes(shape, item))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,38 +25,12 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.block_tables import BlockTables, PlanError
+from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedChunk, PlannedStep
 
-__all__ = ["PlanError", "SlotTable"]
+__all__ = ["DraftRows", "IntArray", "PlanError", "PlannedChunk", "PlannedStep", "SlotTable"]
 FREE, PREFILLING, DECODING = 0, 1, 2
 _UINT64 = (1 << 64) - 1
 _NEUTRAL = SlotSampling(0.0, 0, 1.0, 0)
-
-IntArray = npt.NDArray[np.int64]
-
-
-class PlannedChunk(NamedTuple):
-    """``count`` known tokens of a slot, at positions ``start`` …."""
-
-    slot: int
-    start: int
-    tokens: npt.NDArray[np.int32]
-    sample: bool
-    predicted: npt.NDArray[np.int32]
-    """The prompt's tokens after those of the first rows, if their logprobs are wanted."""
-    drawn: npt.NDArray[np.int32] = np.zeros(0, np.int32)
-    """Output tokens after those of the rows from ``drawn_from`` on, if it matters how probable they
-    were."""
-    drawn_from: int = 0
-
-
-class PlannedStep(NamedTuple):
-    """What is to be computed."""
-
-    decoding: IntArray
-    """Decoding slots, ascending. Not changed later."""
-    chunks: list[PlannedChunk]
-    sampled: IntArray
-    """Slot of each row of the result: ``decoding``, then the chunks with ``sample``."""
 
 
 class SlotTable:
@@ -92,6 +65,10 @@ class SlotTable:
         self.prompt_length = np.zeros(slots, np.int64)
         self.second = np.zeros(slots, np.int64)
         """Where the second text of a pair begins in a prompt; 0: nowhere."""
+        self.row_tokens = 1
+        """Tokens that a row may bring, at most."""
+        self.most = np.zeros(slots, np.int64)
+        """Tokens at which each slot's sequence ends at the latest."""
         self.adjustments: list[SlotAdjustments | None] = [None] * slots
         self.asks = np.zeros(slots, np.bool_)
         """Slots with adjustments."""
@@ -141,9 +118,11 @@ class SlotTable:
             self._decoding = np.array(self._order, np.int64)
         return self._decoding
 
-    def keys(self, slots: IntArray) -> UInt64Array:
-        """The draw's key for the next output token of each of these slots."""
-        return draw_keys(self.seed[slots], self.choice[slots], self.num_output[slots])
+    def keys(self, slots: IntArray, num_output: IntArray | None = None) -> UInt64Array:
+        """The draw's key for the next output token of each of these slots; num_output: how many
+        each has, if others than are known here."""
+        number = self.num_output[slots] if num_output is None else num_output.astype(np.uint64)
+        return draw_keys(self.seed[slots], self.choice[slots], number)
 
     def apply(self, plan: StepPlan) -> PlannedStep:
         """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
@@ -158,17 +137,38 @@ class SlotTable:
         if plan.grown:
             self._check_grown(plan.grown)
             self.blocks.grow(plan.grown)
-        decoding = self.decoding()
+        decoding, full = self.decoding(), None
         if self._micro_batches > 1:
             decoding = decoding[decoding % self._micro_batches == plan.micro_batch]
-        if len(decoding):
+        if self.row_tokens > 1 and len(decoding):
+            room = self.room(decoding) > 0
+            if not room.all():
+                decoding, full = decoding[room], np.flatnonzero(~room)
+            for slot, position in zip(
+                decoding.tolist(), self.position[decoding].tolist(), strict=True
+            ):
+                self.blocks.forget_behind(slot, position)
+        elif len(decoding):
             self._check_decoding(decoding)
             self.blocks.step_windows(decoding, self.position[decoding])
         chunks = [self._start_chunk(chunk) for chunk in plan.chunks]
         self._check_budget(len(decoding), chunks)
         sampling = [chunk.slot for chunk in chunks if chunk.sample]
         sampled = np.concatenate((decoding, np.array(sampling, np.int64))) if sampling else decoding
-        return PlannedStep(decoding, chunks, sampled)
+        return PlannedStep(decoding, chunks, sampled, full)
+
+    def room(self, slots: IntArray) -> IntArray:
+        """How many tokens a decode row of each of these slots may bring: for so many there are
+        positions, and no more are wanted."""
+        positions = self.blocks.length[slots] * self.capacity.block_size
+        room: IntArray = np.minimum(positions, self.most[slots] - 1) - self.position[slots]
+        return room
+
+    def took(self, slots: IntArray, counts: IntArray, last: IntArray) -> None:
+        """These decoding slots got so many tokens more in a step, each the last of them."""
+        self.last_token[slots] = last
+        self.num_output[slots] += counts.astype(np.uint64)
+        self.position[slots] += counts
 
     def finish(self, step: PlannedStep, tokens: npt.NDArray[np.int32]) -> None:
         """Feed the sampled tokens, one for each row of ``step.sampled``, and ``advance``."""
@@ -252,6 +252,7 @@ class SlotTable:
         self.second[slot] = new.second
         self._set_adapter(new)
         sampling = self._read_sampling(new)
+        self.most[slot] = min(new.most or limits.max_model_len, limits.max_model_len)
         self.temperature[slot] = sampling.temperature
         self.top_k[slot] = max(0, sampling.top_k)
         self.top_p[slot] = sampling.top_p

@@ -77,8 +77,9 @@ class PlannedAttention(NamedTuple):
 class InputBuilder:
     """Builds the inputs of steps, all on the host, and uploads them.
 
-    The rows of a step: one for each decoding slot, ascending; then the tokens of each chunk; then
-    padding rows, which write to a block that no sequence owns and that nobody reads.
+    The rows of a step: one for each decoding slot, ascending, or several where it has drafts; then
+    the tokens of each chunk; then padding rows, which write to a block that no sequence owns and
+    that nobody reads. A draft attends as any decode row does, in an exact batch to the same bits.
     """
 
     def __init__(
@@ -100,15 +101,21 @@ class InputBuilder:
         self._padding_slot = padding_block * self._block_size
 
     def build(self, step: PlannedStep) -> StepInputs:
-        return self._build_mixed(step) if step.chunks else self._build_decode(step.decoding)
+        return self._build_mixed(step) if step.chunks else self._build_decode(step)
 
-    def _build_decode(self, decoding: IntArray) -> StepInputs:
-        """The common step: one row for each slot, all of them sampled."""
-        slots = self._slots
-        position = slots.position[decoding]
+    def _decode_rows(self, step: PlannedStep) -> tuple[IntArray, IntArray]:
+        """Token and position of each decode row."""
+        if step.drafts is not None:
+            return step.drafts.tokens, step.drafts.positions
+        return self._slots.last_token[step.decoding], self._slots.position[step.decoding]
+
+    def _build_decode(self, step: PlannedStep) -> StepInputs:
+        """The common step: decode rows alone, all of them sampled."""
+        decoding = step.decoding
+        token, position = self._decode_rows(step)
         rows = np.arange(len(decoding), dtype=np.int64)
         return StepInputs(
-            tokens=self._upload(slots.last_token[decoding], 0),
+            tokens=self._upload(token, 0),
             positions=self._upload(position, 0),
             attention=self._of_layers(
                 decoding,
@@ -120,8 +127,9 @@ class InputBuilder:
         )
 
     def _build_mixed(self, step: PlannedStep) -> StepInputs:
-        slots, decoding = self._slots, step.decoding
-        tokens, positions = [slots.last_token[decoding]], [slots.position[decoding]]
+        decoding = step.decoding
+        token, position = self._decode_rows(step)
+        tokens, positions = [token], [position]
         owners, sampled = [decoding], [np.arange(len(decoding), dtype=np.int64)]
         row = len(decoding)
         for chunk in step.chunks:
@@ -145,6 +153,17 @@ class InputBuilder:
             adapters=self._adapters(np.concatenate(owners), np.concatenate(sampled)),
         )
 
+    def clear(self, owners: IntArray, positions: IntArray) -> None:
+        """Zero the values of these slots' positions: nothing attends to them, but a weight of 0
+        times a NaN would still be NaN."""
+        mappings = [
+            torch.from_numpy(self._slot_mapping(table, owners, positions)).to(self._device)
+            for table in self._slots.blocks.tables
+        ]
+        for number, (_, values) in zip(self._layers, self._memory, strict=True):
+            places = mappings[self._caches[number].group]
+            values.view(values.shape[0], -1, values.shape[-1])[:, places] = 0
+
     def _adapters(self, owners: IntArray, sampled: IntArray | None = None) -> StepAdapters:
         """owners: slot of each row; sampled: the rows whose logits are wanted."""
         if not self._slots.adapter_numbers:
@@ -156,9 +175,13 @@ class InputBuilder:
         return StepAdapters(self._grouped(numbers), chosen)
 
     def _grouped(self, numbers: IntArray) -> list[AdapterRows]:
-        """numbers: of each row's adapter. As many rows of each as its products must have."""
-        found = []
-        for adapter in np.unique(numbers[numbers > 0]).tolist():
+        """numbers: of each row's adapter. As many rows of each as its products must have. The
+        groups come in the order of their digests: numbers are each rank's own, and the ranks add up
+        one adapter's results after another's."""
+        found, there = [], set(numbers.tolist())
+        for _, adapter in sorted(self._slots.adapter_numbers.items()):
+            if adapter not in there:
+                continue
             rows = np.flatnonzero(numbers == adapter)
             padded = np.pad(rows, (0, -len(rows) % ROW_MULTIPLE), "edge")
             both = (torch.from_numpy(each).to(self._device) for each in (rows, padded))

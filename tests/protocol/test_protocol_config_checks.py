@@ -49,7 +49,6 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"device": "null", "kv_cache_memory_bytes": 10**9},
      ("--kv-cache-memory-bytes", "--device null")),
     ({"device": "cuda"}, ("--device cuda", "no CUDA device")),
-    ({"lora_dirs": ["/no/such"]}, ("--lora-dirs /no/such",)),
     ({"lora": ["one"]}, ("--lora 'one'", "not NAME=FOLDER")),
     ({"lora": ["a=/a", "a=/b"]}, ("--lora 'a=/b'", "'a' is taken")),
     ({"lora": ["a=/a"], "served_model_name": ["a"]}, ("--lora 'a=/a'", "'a' is taken")),

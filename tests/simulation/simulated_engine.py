@@ -252,6 +252,7 @@ class SimulatedExecutor:
     labels: ClassVar[list[str]] = []
     adapters: ClassVar[list[Adapter]] = []
     described = ""
+    draft_counts = None
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node

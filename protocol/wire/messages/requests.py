@@ -150,6 +150,8 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Choices of the client's request, over all its prompts: they share what an answer may hold."""
     accepted: bool = False
     """An engine had taken it before: nothing is refused any more that was not then."""
+    speculation: bool = True
+    """Its tokens may be drafted, where its engine does so."""
 
 
 ToolMode = Literal["none", "auto", "required"]

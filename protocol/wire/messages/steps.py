@@ -178,6 +178,11 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Digest of its adapter; empty: it has none."""
     trace: str = ""
     """The trace that its request belongs to, where it is sampled: 55 characters."""
+    most: int = 0
+    """Tokens at which the sequence ends at the latest; 0: nobody says."""
+    corpus: bytes = b""
+    """Drafts may be made for the slot: of its own text, and of others with the same corpus. The
+    whole text is then there, as with adjustments that read it. Empty: none are made."""
 
     @property
     def length(self) -> int:
@@ -273,6 +278,9 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=43, gc=False)
     slot's last token again. Empty: one each, as always where ``max_row_tokens`` is 1."""
     pooled: list[RowPooled] = []
     """Results of the rows whose slots have a task; the token of such a row means nothing."""
+    drafted: bytes = b""
+    """How many tokens of each row were drafted, a byte a row: all it brings but the last were
+    accepted. Empty: none."""
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=45, gc=False):

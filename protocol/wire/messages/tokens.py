@@ -42,6 +42,10 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     preemptions: int = -1
     """How often its engine took its KV blocks from it, to compute it anew; -1: its engine did not
     end it."""
+    accepted_drafts: int = 0
+    """Tokens that were drafted and stand in the choice, as far as its last engine knows."""
+    rejected_drafts: int = 0
+    """Tokens that were drafted, and were not what the model drew."""
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):

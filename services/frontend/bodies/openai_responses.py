@@ -13,6 +13,7 @@ from penstock.client.request_terms import (
     Priority,
     Salt,
     Seconds,
+    Speculation,
     User,
     check_printable,
 )
@@ -317,6 +318,7 @@ class ResponsesBody(_Sampling, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
+    speculation: Speculation | None = None
     safety_identifier: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_key: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_retention: (

@@ -17,6 +17,7 @@ from penstock.client.request_terms import (
     Priority,
     Salt,
     Seconds,
+    Speculation,
     User,
     check_printable,
 )
@@ -93,6 +94,7 @@ class GenerationBody(_SamplingFields, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
+    speculation: Speculation | None = None
     metadata: (
         Annotated[
             dict[str, Annotated[str, Meta(max_length=MAX_METADATA_LENGTH)]],

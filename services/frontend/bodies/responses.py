@@ -53,6 +53,22 @@ class ReasoningTokens(Given, kw_only=True):
     reasoning_tokens: Annotated[Count, Meta(description="Of the answer: thinking.")]
 
 
+class CompletionDetails(Given, kw_only=True):
+    """Of the completion; what it has nothing of is left out."""
+
+    reasoning_tokens: Annotated[Count, Meta(description="Of the answer: thinking.")] | UnsetType = (
+        UNSET
+    )
+    accepted_prediction_tokens: (
+        Annotated[Count, Meta(description="Of the answer: drafted ahead by the server.")]
+        | UnsetType
+    ) = UNSET
+    rejected_prediction_tokens: (
+        Annotated[Count, Meta(description="Drafted, and not in the answer; they cost nothing.")]
+        | UnsetType
+    ) = UNSET
+
+
 class UsageBody(Given, kw_only=True):
     """Tokens of all prompts and choices of a request."""
 
@@ -60,7 +76,7 @@ class UsageBody(Given, kw_only=True):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens | UnsetType = UNSET
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class AnswerHead(Given, kw_only=True):

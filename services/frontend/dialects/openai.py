@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from penstock.client.answers import FINISH_REASONS, Answer, FinishReason
 from penstock.client.meters import Usage
@@ -25,8 +25,8 @@ from penstock.services.frontend.bodies.responses import (
     AnswerHead,
     CachedTokens,
     ChatFinishReason,
+    CompletionDetails,
     Given,
-    ReasoningTokens,
     UsageBody,
 )
 from penstock.services.frontend.dialects.interface import KEEP_ALIVE
@@ -186,11 +186,22 @@ def finish_reason(reason: FinishReason, *, called: bool) -> ChatFinishReason:
 
 
 def usage_body(usage: Usage) -> UsageBody:
-    thought = usage.reasoning
     return UsageBody(
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         total_tokens=usage.prompt + usage.completion,
         prompt_tokens_details=CachedTokens(cached_tokens=usage.cached),
-        completion_tokens_details=ReasoningTokens(reasoning_tokens=thought) if thought else UNSET,
+        completion_tokens_details=_completion_details(usage),
+    )
+
+
+def _completion_details(usage: Usage) -> CompletionDetails | UnsetType:
+    """``UNSET`` where there is nothing to say."""
+    drafted = usage.accepted_drafts + usage.rejected_drafts
+    if not usage.reasoning and not drafted:
+        return UNSET
+    return CompletionDetails(
+        reasoning_tokens=usage.reasoning or UNSET,
+        accepted_prediction_tokens=usage.accepted_drafts if drafted else UNSET,
+        rejected_prediction_tokens=usage.rejected_drafts if drafted else UNSET,
     )

@@ -19,6 +19,7 @@ from penstock.services.worker.adapters.peft_folder import AdapterFolder
 
 class _Read(NamedTuple):
     asked: LoadAdapter
+    replaces: bool
     digest: str = ""
     updates: dict[AdaptedLinear, LowRank] | None = None
     reason: str = ""
@@ -32,7 +33,7 @@ class AdapterLoader:
         """max_rank: ``--max-lora-rank``."""
         self.adapters = adapters
         self._max_rank = max_rank
-        self._wanted: SimpleQueue[LoadAdapter] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[LoadAdapter, bool]] = SimpleQueue()
         self._read: SimpleQueue[_Read] = SimpleQueue()
         self._open = 0
         """Adapters that were asked for and are not in their place."""
@@ -42,9 +43,10 @@ class AdapterLoader:
     def busy(self) -> bool:
         return self._open > 0
 
-    def load(self, asked: LoadAdapter) -> None:
+    def load(self, asked: LoadAdapter, *, replaces: bool = False) -> None:
+        """replaces: there is one of that name, which leaves for it."""
         self._open += 1
-        self._wanted.put(asked)
+        self._wanted.put((asked, replaces))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
             self._thread.start()
@@ -52,20 +54,20 @@ class AdapterLoader:
     def _run(self) -> None:
         torch.set_num_threads(1)
         while True:
-            asked = self._wanted.get()
+            asked, replaces = self._wanted.get()
             try:
-                self._read.put(self._reading(asked))
+                self._read.put(self._reading(asked, replaces))
             except Exception as error:
-                self._read.put(_Read(asked, reason=f"{type(error).__name__}: {error}"))
+                self._read.put(_Read(asked, replaces, reason=f"{type(error).__name__}: {error}"))
 
     @torch.inference_mode()
-    def _reading(self, asked: LoadAdapter) -> _Read:
+    def _reading(self, asked: LoadAdapter, replaces: bool) -> _Read:
         try:
             checked = AdapterFolder(Path(asked.folder), self.adapters.sizes, self._max_rank)
-            read = checked.read()
+            read = checked.read(self.adapters.item_bytes)
+            return _Read(asked, replaces, read.digest, self.adapters.prepared(read))
         except BadModelFolder as error:
-            return _Read(asked, reason=str(error))
-        return _Read(asked, read.digest, self.adapters.prepared(read))
+            return _Read(asked, replaces, reason=str(error))
 
     def finished(self) -> list[AdapterLoaded]:
         """What has been read since the last call; slots may have it from now on."""
@@ -84,7 +86,7 @@ class AdapterLoader:
         if read.updates is None:
             return AdapterLoaded(name, folder, reason=read.reason)
         try:
-            self.adapters.place(read.digest, read.updates)
+            self.adapters.place(read.digest, read.updates, replaces=read.replaces)
         except RuntimeError as error:
             return AdapterLoaded(name, folder, reason=str(error))
         return AdapterLoaded(name, folder, read.digest)

@@ -8,31 +8,68 @@ from collections.abc import Iterator
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.adapters import named_folders
-from penstock.protocol.model_info import BadModelFolder
+from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.protocol.pooling import Pooling
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.services.worker.adapters.model_adapters import ModelAdapters
+from penstock.services.worker.adapters.model_adapters import ModelAdapters, layer_sizes
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
 from penstock.services.worker.loaded_model import words_of_others
+from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.registry import adapter_for
 
 _log = logging.getLogger("penstock.worker")
 
 
+def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: str) -> None:
+    """Look at what ``--lora`` names before the model's weights are read, which may take minutes.
+
+    device: ``cpu`` or ``cuda``. Raises ``ConfigError`` where the model, what it is for, or its
+    device takes no adapters, and ``BadModelFolder`` for a required one that does not fit.
+    """
+    flag = _flag(config)
+    if not flag:
+        return
+    if pooling.tasks or not pooling.generates:
+        raise ConfigError(
+            f"{flag}: the model is for {', '.join(pooling.tasks) or 'no generation'} "
+            f"({pooling.reason}); adapters are for models that generate alone"
+        )
+    if device != "cpu":
+        raise ConfigError(f"{flag}: adapters are computed on CPUs alone; use --device cpu")
+    choice = choose_model(info, config)
+    if choice.specification is None:
+        refusal = f" ({choice.refusal})" if choice.refusal else ""
+        raise ConfigError(
+            f"{flag}: transformers' code computes the model, which takes no adapters{refusal}"
+        )
+    sizes = layer_sizes(choice.specification, adapter_for(info).names)
+    for name, folder in named_folders(config) if config.loading.lora_required else ():
+        with _told(name, required=True):
+            AdapterFolder(folder, sizes, config.loading.max_lora_rank)
+
+
+def _flag(config: Config) -> str:
+    """What asks for adapters; empty: nothing does."""
+    if config.loading.lora:
+        return "--lora"
+    return "--lora-dirs" if config.launch.lora_dirs else ""
+
+
 def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
-    """Load those that ``--lora`` names into a model that is not prepared yet.
+    """Load those that ``--lora`` names into a model that is not prepared yet; see
+    ``check_adapters``.
 
     All are checked before the first is read. Raises ``BadModelFolder``, and ``ConfigError`` where
-    the model or its device takes none.
+    the model takes none.
     """
-    wanted, flag = named_folders(config), "--lora" if config.loading.lora else "--lora-dirs"
-    if not wanted and not config.launch.lora_dirs:
+    wanted, flag = named_folders(config), _flag(config)
+    if not flag:
         return []
     if not isinstance(model, Decoder):
         raise ConfigError(f"{flag}: {words_of_others(model)}, which takes no adapters")
-    if model.device.type != "cpu":
-        raise ConfigError(f"{flag}: adapters are computed on CPUs alone; use --device cpu")
     adapters = ModelAdapters(model, config.loading.max_loras)
     model.adapters = adapters
     checked = {}
@@ -42,7 +79,7 @@ def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
     found = []
     for name, one in checked.items():
         with _told(name, required=config.loading.lora_required):
-            read = one.read()
+            read = one.read(adapters.item_bytes)
             adapters.add(read)
             found.append(Adapter(name, read.digest))
     return found

@@ -9,18 +9,36 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.low_rank import LowRank, LowRankPart
+from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
 from penstock.services.worker.adapters.peft_folder import LayerSize, LowRankPair, ReadAdapter
+from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_shares import share_of
 from penstock.services.worker.models.linear_specification import LayerLinears, model_linears
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import ALONE
+from penstock.services.worker.models.specification import ModelSpecification
 
 if TYPE_CHECKING:
     from penstock.services.worker.models.decoder import Decoder
 
 _PREFIX = "model."
+
+
+def layer_sizes(model: ModelSpecification, names: TensorNames) -> dict[str, LayerSize]:
+    """Of the linear layers of a whole model, by their names in PEFT folders."""
+    return {
+        _prefix(names, index) + name: LayerSize(outputs, specification.inputs)
+        for index, layer in enumerate(model_linears(model, names).layers)
+        for specification in layer
+        for name, outputs in specification.stored.items()
+    }
+
+
+def _prefix(names: TensorNames, layer: int) -> str:
+    prefix = names.layer.format(layer)
+    return prefix if prefix.startswith(_PREFIX) else _PREFIX + prefix
 
 
 class _Target(NamedTuple):
@@ -40,17 +58,17 @@ class ModelAdapters:
     prepared; adapters may come and go between steps."""
 
     def __init__(self, decoder: Decoder, most: int) -> None:
-        """most: adapters at once."""
+        """most: adapters at once, beside one that takes the place of another."""
         self._dtype, self._device, self._most = decoder.dtype, decoder.device, most
         self.numbers: dict[str, int] = {}
         """Digest → number, from 1 on."""
         self.step = StepRows()
         self.layers = [
-            LayerLinears(*(AdaptedLinear(linear, self.step, most) for linear in layer.linears))
+            LayerLinears(*(AdaptedLinear(linear, self.step, most + 1) for linear in layer.linears))
             for layer in decoder.weights.layers
         ]
         self.sizes: Mapping[str, LayerSize]
-        """Of the linear layers of the whole model, by their names in PEFT folders."""
+        """Of the whole model; see ``layer_sizes``."""
         self._targets: dict[str, _Target] = {}
         self._find_targets(decoder)
 
@@ -58,17 +76,12 @@ class ModelAdapters:
         place, whole = ALONE, decoder.specification
         if isinstance(decoder, RankDecoder):
             place, whole = decoder.ranks.place, decoder.whole
-        weights, sizes = decoder.weights, {}
-        for index, specifications in enumerate(model_linears(whole, weights.names).layers):
-            prefix = weights.names.layer.format(index)
-            prefix = prefix if prefix.startswith(_PREFIX) else _PREFIX + prefix
-            at = index - weights.first_layer
-            is_own = 0 <= at < len(weights.layers)
-            for which, specification in enumerate(specifications):
-                for name, outputs in specification.stored.items():
-                    sizes[prefix + name] = LayerSize(outputs, specification.inputs)
-                if not is_own:
-                    continue
+        weights = decoder.weights
+        self.sizes = layer_sizes(whole, weights.names)
+        layers = model_linears(whole, weights.names).layers
+        for at in range(len(weights.layers)):
+            prefix = _prefix(weights.names, weights.first_layer + at)
+            for which, specification in enumerate(layers[weights.first_layer + at]):
                 linear = weights.layers[at].linears[which]
                 share = share_of(specification, linear.specification, place)
                 first = 0
@@ -77,36 +90,62 @@ class ModelAdapters:
                         linear, self.layers[at][which], rows, first, share.inputs
                     )
                     first += sum(map(len, rows))
-        self.sizes = sizes
+
+    @property
+    def item_bytes(self) -> int:
+        """Of a number of an adapter that is loaded."""
+        return self._dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that are loaded, on this rank."""
+        products = (product for layer in self.layers for product in layer)
+        return sum(one.num_bytes for each in products for one in each.updates if one is not None)
 
     def add(self, adapter: ReadAdapter) -> int:
         """``prepared`` and ``place`` at once."""
         return self.place(adapter.digest, self.prepared(adapter))
 
-    def place(self, digest: str, updates: dict[AdaptedLinear, LowRank]) -> int:
-        """The number under which an adapter is applied from now on. Raises ``RuntimeError`` where
+    def place(
+        self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
+    ) -> int:
+        """The number under which an adapter is applied from now on. replaces: another one leaves
+        for it, and has its place until its last request has ended. Raises ``RuntimeError`` where
         there is no room for one more."""
         known = self.numbers.get(digest)
         if known is not None:
             return known
         taken = set(self.numbers.values())
-        number = next((one for one in range(1, self._most + 1) if one not in taken), 0)
-        if not number:
+        if len(taken) >= self._most + replaces:
             raise RuntimeError(
-                f"{self._most} adapters are loaded, as --max-loras allows; unload one first"
+                f"{len(taken)} adapters are loaded, and --max-loras allows {self._most}; unload "
+                "one, or wait until what was unloaded or replaced has no request any more"
             )
+        number = next(one for one in range(1, self._most + 2) if one not in taken)
         for product, update in updates.items():
             product.updates[number] = update
         self.numbers[digest] = number
         return number
 
     def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:
-        """What this rank adds to each of its layers, on the device."""
+        """What this rank adds to each of its layers, on the device. Raises ``BadModelFolder`` on
+        every rank for what the model's type cannot hold, whoever has that layer."""
         found: dict[AdaptedLinear, list[tuple[_Target, LowRankPair]]] = {}
         for module, pair in adapter.pairs.items():
+            self._check_range(module, pair)
             if (target := self._targets.get(module)) is not None:
                 found.setdefault(target.product, []).append((target, pair))
         return {product: self._joined(parts) for product, parts in found.items()}
+
+    def _check_range(self, module: str, pair: LowRankPair) -> None:
+        """Conversion is monotonic, so the largest number of each matrix tells for all."""
+        most = (pair.down.abs().max(), pair.up.float().abs().max() * abs(pair.scale))
+        for which, one in zip("AB", most, strict=True):
+            if not bool(torch.isfinite(one.to(self._dtype))):
+                raise BadModelFolder(
+                    f"{module}.lora_{which}: scaled by {pair.scale:g}, its largest number is out "
+                    f"of the range of {self._dtype}"
+                )
 
     def _joined(self, parts: list[tuple[_Target, LowRankPair]]) -> LowRank:
         downs, ups, rank = [], [], 0

@@ -21,6 +21,8 @@ from penstock.protocol.shown_values import show
 Number = TypeVar("Number", int, float)
 CONFIG = "adapter_config.json"
 MAX_RANK = 512
+MAX_ALPHA = 1e6
+"""Either way; what is larger leaves the range of weights anyway."""
 _HARMLESS = frozenset(
     {
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying",
@@ -68,21 +70,37 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise BadModelFolder(f"{path}: peft_type is {show(kind)}; LORA alone is supported")
     if reason := _unsupported(raw):
         raise BadModelFolder(f"{path}: {reason}")
-    ranks = _pattern(raw, "rank_pattern", path)
-    for key, rank in {"r": raw.get("r"), **ranks}.items():
-        if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-            raise BadModelFolder(f"{path}: rank {key} is {show(rank)}; 1 to {MAX_RANK} are allowed")
-    alphas = _pattern(raw, "alpha_pattern", path)
-    for key, alpha in {"lora_alpha": raw.get("lora_alpha"), **alphas}.items():
-        if type(alpha) not in (int, float) or not math.isfinite(alpha):
-            raise BadModelFolder(f"{path}: {key} is {show(alpha)}; it must be a finite number")
+    rank, alpha = _rank(raw.get("r"), "r", path), _alpha(raw.get("lora_alpha"), "lora_alpha", path)
+    ranks, alphas = (_pattern(raw, key, path) for key in ("rank_pattern", "alpha_pattern"))
     return PeftConfig(
-        raw["r"],
-        float(raw["lora_alpha"]),
-        bool(raw.get("use_rslora")),
-        ranks,
-        {key: float(alpha) for key, alpha in alphas.items()},
+        rank,
+        alpha,
+        _by_root(raw.get("use_rslora"), path),
+        {name: _rank(one, name, path) for name, one in ranks.items()},
+        {name: _alpha(one, name, path) for name, one in alphas.items()},
     )
+
+
+def _rank(value: Any, key: str, path: Path) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_RANK:
+        raise BadModelFolder(f"{path}: rank {key} is {show(value)}; 1 to {MAX_RANK} are allowed")
+    return value
+
+
+def _alpha(value: Any, key: str, path: Path) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -MAX_ALPHA <= value <= MAX_ALPHA:
+        raise BadModelFolder(
+            f"{path}: {key} is {show(value)}; it must be a finite number from -{MAX_ALPHA:g} to "
+            f"{MAX_ALPHA:g}"
+        )
+    return float(value)
+
+
+def _by_root(value: object, path: Path) -> bool:
+    if value is not None and not isinstance(value, bool):
+        raise BadModelFolder(f"{path}: use_rslora is {show(value)}; true or false are allowed")
+    return bool(value)
 
 
 def _unsupported(raw: Mapping[str, Any]) -> str:
@@ -92,6 +110,8 @@ def _unsupported(raw: Mapping[str, Any]) -> str:
     if raw.get("task_type") not in (None, "CAUSAL_LM"):
         return f"task_type is {show(raw['task_type'])}; CAUSAL_LM alone is supported"
     begun = raw.get("init_lora_weights")
+    if begun is not None and not isinstance(begun, bool | str):
+        return f"init_lora_weights is {show(begun)}; true, false or a name are allowed"
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
         return (
             f"init_lora_weights is {show(begun)}, which has changed the weights of the base; save "

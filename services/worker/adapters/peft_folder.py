@@ -6,6 +6,7 @@ Only ``adapter_model.safetensors`` is read: nothing in a folder is ever executed
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -17,8 +18,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.protocol.config.machine import free_host_bytes
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.peft_config import CONFIG, PeftConfig, read_peft_config
+from penstock.services.worker.memory_account import shown_bytes
 from penstock.services.worker.safetensors_file import (
     WEIGHT_TYPES,
     SafetensorsFile,
@@ -100,7 +103,11 @@ class AdapterFolder:
                 wrong.append(f"{shown(name)}: {reason}")
                 continue
             module, which = match[1], match[2]
-            found.setdefault(module, {})[which] = name
+            pair = found.setdefault(module, {})
+            if which in pair:
+                wrong.append(f"{shown(name)}: {shown(pair[which])} is the same matrix")
+                continue
+            pair[which] = name
             if reason := self._misfit(module, which, entry, layers):
                 wrong.append(f"{shown(name)}: {reason}")
         for module, pair in found.items():
@@ -137,9 +144,20 @@ class AdapterFolder:
         """Of all tensors, as stored."""
         return sum(entry.end - entry.begin for entry in self._file.entries.values())
 
-    def read(self) -> ReadAdapter:
-        """All tensors, and the digest of what was read. Raises ``BadModelFolder``, also for numbers
-        that are not finite."""
+    def _check_room(self, item_bytes: int) -> None:
+        shapes = [entry.shape for entry in self._file.entries.values()]
+        needed, free = self.num_bytes + item_bytes * sum(map(math.prod, shapes)), free_host_bytes()
+        if needed > free:
+            raise BadModelFolder(
+                f"{self.folder}: to read it takes {shown_bytes(needed)}, and {shown_bytes(free)} "
+                "of memory are free; unload another adapter, or lower --kv-cache-memory-bytes"
+            )
+
+    def read(self, item_bytes: int = 4) -> ReadAdapter:
+        """All tensors, and the digest of what was read. item_bytes: of the type in which a copy of
+        them is made for the model. Raises ``BadModelFolder``, also for numbers that are not finite,
+        and before anything is read where memory lacks."""
+        self._check_room(item_bytes)
         hasher = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         pairs = {}
         path = self._file.path

@@ -102,6 +102,7 @@ class GpuExecutor:
     max_in_flight = RING - 1
     shape = STEP_SHAPE
     account: MemoryAccount | None = None
+    draft_counts = None
 
     def __init__(
         self, capacity: EngineSizes, device: torch.device, make_decoder: MakeDecoder

@@ -236,15 +236,18 @@ class SimulatedWorker:
     def _require_history(
         self, new: NewSlot, prompts: list[bytes], asked: SlotAdjustments | None
     ) -> None:
-        """A slot gets the tokens that its adjustments read, and no others that it does not
-        compute."""
-        if asked is None:
+        """A slot gets the tokens that its adjustments and its drafts read, and no others that it
+        does not compute."""
+        drafts = bool(new.corpus)
+        require(not drafts or self.limits.max_row_tokens > 1, "drafts are not for this engine")
+        if asked is None and not drafts:
             require(new.start == new.num_computed, "tokens that nobody reads are sent")
             require(new.prompt < 0, "a prompt that nobody reads is sent")
             return
         require(new.start == min(new.num_computed, new.prompt_len), "output is missing")
-        require((new.prompt >= 0) == (asked.reads_prompt and new.start > 0), "prompt or no prompt")
-        if asked.steers and new.length > new.prompt_len:
+        reads_prompt = drafts or (asked is not None and asked.reads_prompt)
+        require((new.prompt >= 0) == (reads_prompt and new.start > 0), "prompt or no prompt")
+        if asked is not None and asked.steers and new.length > new.prompt_len:
             require(new.num_computed < new.prompt_len, "its output's logits are not computed anew")
         if new.prompt >= 0:
             prompt = token_list(prompts[new.prompt])

@@ -102,3 +102,26 @@ def test_a_lost_worker_ends_what_it_was_loading() -> None:
     assert world.adapters.load(other).state == "loading"
     third = world.adapters.load(AdapterPlace("sql", "/sql", "3"))
     assert "by another request" in third.reason
+
+
+def test_what_leaves_stays_while_another_is_loaded_which_may_be_the_same() -> None:
+    world = World()
+    world.adapters.attached([Adapter("copy", "d1")])
+    world.adapters.unload("copy", 0.0)
+    world.adapters.load(PLACE)  # of the same content, which nobody knows yet
+    assert not world.sweep(100.0) and world.sent == [LoadAdapter("sql", "/sql")]
+    world.answer(0, "d1", now=100.0)
+    assert not world.sweep(200.0) and world.adapters.digests == {"d1"}
+
+
+def test_what_could_not_be_loaded_stays_while_another_is_loaded_which_may_be_the_same() -> None:
+    world = World(ranks=2)
+    world.adapters.load(PLACE)
+    world.adapters.load(AdapterPlace("copy", "/copy", "2"))
+    world.adapters.answered(0, AdapterLoaded("copy", "/copy", "d1"), 0.0)
+    world.answer(0, "d1")
+    world.answer(1, "", "no such folder")
+    assert not [one for one in world.sent if isinstance(one, DropAdapter)]
+    world.adapters.answered(1, AdapterLoaded("copy", "/copy", "d1"), 0.0)
+    assert world.adapters.adapters == [Adapter("copy", "d1")]
+    assert not [one for one in world.sent if isinstance(one, DropAdapter)]

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
 from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
 from penstock.protocol.wire.messages.steps import (
     Chunk,
@@ -62,6 +62,8 @@ class PlanDriver:
         self.random.shuffle(self.slots)
         self.step = 0
         self.bad: set[int] = set()
+        self.row_counts: list[int] = []
+        """Tokens of each row of each step."""
         self.logprobs: dict[tuple[int, int], PackedLogprobs] = {}
         """By (prompt, index of the output token)."""
         self.prompt_logprobs: dict[tuple[int, int], PackedLogprobs] = {}
@@ -148,6 +150,8 @@ class PlanDriver:
                         sequence.choice,
                         None if sequence.output else prompt_logprobs,
                         adapter=sequence.adapter,
+                        most=len(sequence.prompt) + max_tokens,
+                        corpus=b"corpus",
                     )
                 )
                 active.append(sequence)
@@ -155,14 +159,17 @@ class PlanDriver:
             micro_batches = self.executor.capacity.micro_batches
             turn = self.step % micro_batches
             rows, grown, chunks = [], [], []
+            started = 0
             budget = self.executor.capacity.max_num_batched_tokens
+            most = self.executor.capacity.max_row_tokens
             for sequence in sorted(active, key=lambda s: s.slot):
                 if sequence.decoding and sequence.slot % micro_batches == turn:
                     budget -= 1
-                    for block in self._take(sequence, sequence.computed + 1):
+                    longest = len(sequence.prompt) + max_tokens - 1
+                    for block in self._take(sequence, min(sequence.computed + most, longest)):
                         grown += [sequence.slot, block]
-                    sequence.computed += 1
                     rows.append(sequence)
+                    started += 1
             for sequence in active:
                 if sequence.decoding or budget < 1:
                     continue
@@ -180,12 +187,18 @@ class PlanDriver:
             result = self.executor.execute(plan)
             assert (result.epoch, result.step) == (1, self.step)
             tokens = np.frombuffer(result.tokens, "<i4").tolist()
-            assert len(tokens) == len(rows)
+            counts = list(result.counts) or [1] * len(rows)
+            assert len(tokens) == sum(counts) and len(counts) == len(rows)
+            brought = [[tokens.pop(0) for _ in range(count)] for count in counts]
+            self.row_counts += counts
+            for sequence, count in zip(rows[:started], counts, strict=False):
+                sequence.computed += count
             self.bad |= {rows[i].name for i in result.bad_rows}
             gone = []
             self._keep_logprobs(result, rows, active)
-            for sequence, token in zip(rows, tokens, strict=True):
-                sequence.output.append(token)
+            for sequence, more in zip(rows, brought, strict=True):
+                sequence.output += more
+                assert len(sequence.output) <= max_tokens
                 if len(sequence.output) == max_tokens:
                     active.remove(sequence)
                     gone.append(self._drop(sequence))
@@ -198,7 +211,11 @@ class PlanDriver:
     ) -> None:
         for found in result.logprobs:
             sequence = rows[found.row]
-            self.logprobs[sequence.name, len(sequence.output)] = found.token
+            size = entry_bytes(found.token.most)
+            for number in range(len(found.token.entries) // size):
+                part = found.token.entries[number * size : (number + 1) * size]
+                place = sequence.name, len(sequence.output) + number
+                self.logprobs[place] = PackedLogprobs(found.token.most, part)
         by_slot = {sequence.slot: sequence for sequence in active}
         for chunk in result.prompt_logprobs:
             self.prompt_logprobs[by_slot[chunk.slot].name, chunk.start] = chunk.tokens

@@ -12,6 +12,7 @@ import torch
 from adapter_folders import PREFIX, write_adapter
 
 from penstock.protocol.model_info import BadModelFolder
+from penstock.services.worker.adapters import peft_folder
 from penstock.services.worker.adapters.peft_config import read_peft_config
 from penstock.services.worker.adapters.peft_folder import AdapterFolder, LayerSize
 
@@ -40,6 +41,19 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "a rank of true": ({"r": True}, "rank r is true"),
     "a huge rank": ({"r": 513}, "rank r is 513"),
     "a wrong rank": ({"r": 8}, r"q_proj.lora_A.weight': \[4, 6\] instead of \[8, 6\]"),
+    "a pattern named r": ({"r": 5000, "rank_pattern": {"r": 4}}, "rank r is 5000"),
+    "a pattern named alpha": (
+        {"lora_alpha": "nan", "alpha_pattern": {"lora_alpha": 8}},
+        "lora_alpha is 'nan'",
+    ),
+    "no alpha": ({"lora_alpha": None}, "lora_alpha is null; it must be a finite number"),
+    "a huge alpha": ({"lora_alpha": 10**400}, r"a finite number from -1e\+06 to 1e\+06"),
+    "a huge pattern": (
+        {"alpha_pattern": {"q_proj": -(10**9)}},
+        "q_proj is -1000000000; it must",
+    ),
+    "a text for rslora": ({"use_rslora": "false"}, "use_rslora is 'false'; true or false"),
+    "a list of beginnings": ({"init_lora_weights": ["pissa"]}, "init_lora_weights is "),
     "a text for alpha": ({"lora_alpha": "8"}, "lora_alpha is '8'"),
     "an endless alpha": ({"alpha_pattern": {"q_proj": 1e400}}, "not valid JSON|must be a finite"),
     "a wrong pattern": ({"rank_pattern": {"q_proj": -1}}, "rank q_proj is -1"),
@@ -59,6 +73,10 @@ NOT_FINITE = torch.full((4, 6), float("nan"))
 TENSORS: dict[str, tuple[dict[str, Any], str]] = {
     "not finite": ({"tensors": {A: NOT_FINITE}}, "q_proj.lora_A.weight' holds numbers that are"),
     "another shape": ({"tensors": {B: torch.zeros(9, 4)}}, r"\[9, 4\] instead of \[8, 4\]"),
+    "one matrix twice": (
+        {"tensors": {A.removeprefix(PREFIX): torch.zeros(4, 6)}},
+        "lora_A.weight' is the same matrix",
+    ),
     "another type": ({"tensors": {A: torch.zeros(4, 6, dtype=torch.int32)}}, "type 'I32'"),
     "one half": ({"without": [B]}, "q_proj': A or B is missing"),
     "an unknown layer": (
@@ -156,3 +174,15 @@ def test_the_first_pattern_that_a_name_ends_with_counts(tmp_path: Path) -> None:
     assert config.rank_of("model.layers.0.mlp.down_proj") == 4
     assert config.scale_of(QUERY) == 1.0
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_an_adapter_for_which_memory_lacks_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = AdapterFolder(write_adapter(tmp_path / "adapter", MODULES), SIZES, 64)
+    numbers = folder.num_bytes // 4
+    monkeypatch.setattr(peft_folder, "free_host_bytes", lambda: 6 * numbers)
+    assert folder.read(item_bytes=2).pairs
+    monkeypatch.setattr(peft_folder, "_bytes", None)  # reading would fail
+    with pytest.raises(BadModelFolder, match=r"to read it takes .* of memory are free"):
+        folder.read(item_bytes=4)

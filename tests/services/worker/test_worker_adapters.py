@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows
 from penstock.protocol.model_info import read_model_info
-from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     AdapterLoaded,
     Chunk,
@@ -253,6 +253,13 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
         adapters.add(ReadAdapter("c", {}))
     adapters.remove("a")
     assert adapters.add(ReadAdapter("c", {})) == 1
+    # One that takes the place of another comes before that has left.
+    assert adapters.place("d", {}, replaces=True) == 3
+    with pytest.raises(RuntimeError, match="3 adapters are loaded, and --max-loras allows 2"):
+        adapters.place("e", {}, replaces=True)
+    adapters.remove("c")
+    with pytest.raises(RuntimeError, match="2 adapters are loaded"):
+        adapters.add(ReadAdapter("e", {}))
 
 
 def test_a_slot_without_its_adapter_fails_and_its_neighbours_do_not(
@@ -269,18 +276,6 @@ def test_a_slot_without_its_adapter_fails_and_its_neighbours_do_not(
     result = executor.execute(StepPlan(1, 1, True, [], added, [], chunks))
     (failure,) = result.failures
     assert failure.row == 1 and "adapter is not loaded" in failure.reason
-
-
-def test_the_name_and_the_digest_of_each_are_told(tiny_folder: Folder, tmp_path: Path) -> None:
-    modules = modules_of(make_model("llama"))
-    one, same = (write_adapter(tmp_path / name, modules, seed=3) for name in ("one", "same"))
-    other = write_adapter(tmp_path / "other", modules, seed=3, config={"lora_alpha": 9})
-    model = tiny_folder("llama")
-    decoder = load_model(read_model_info(model), torch.float32, CPU, print)
-    found = load_adapters(settings_for(model, one=one, same=same, other=other), decoder)
-    assert [each.name for each in found] == ["one", "same", "other"]
-    assert found[0] == Adapter("one", found[1].digest)
-    assert found[2].digest != found[0].digest
 
 
 def test_adapters_come_and_go_between_steps_and_leave_nothing(
@@ -327,3 +322,26 @@ def come_and_go(turns: int, tiny_folder: Folder, tmp_path: Path) -> None:
         if not turn % 10:
             assert "instead of" in load(bad).reason
     assert tensors() <= before and digests_of(decoder) == [kept] and not loader.busy
+
+
+@pytest.mark.parametrize("online", ["none", "int8"])
+def test_ranks_that_number_adapters_differently_do_not_mix_them(
+    online: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Each rank numbers what it has as it came; the sums of their steps go by the digests."""
+    modules = modules_of(make_model("llama"))
+    one, two = (write_adapter(tmp_path / name, modules, seed=int(name)) for name in "12")
+    model, prompts = tiny_folder("llama"), some_prompts([9, 20, 3])
+    orders = iter([{"one": one, "two": two}, {"two": two, "one": one}])
+    alone = load_model(read_model_info(model), torch.float32, CPU, print, online=online)
+    load_adapters(settings_for(model, one=one, two=two), alone)
+    executor, digests = executor_of(alone), digests_of(alone)
+    adapters = [digests[0], digests[1], ""]
+    sizes = EngineSizes(200, 8, 8, 256, 256, alone.vocab_size)
+
+    def prepare(rank: Decoder) -> None:
+        load_adapters(settings_for(model, **next(orders)), rank)
+
+    with ranks_of(model, 2, 1, sizes, online=online, prepare=prepare) as all:
+        got = run(all, prompts, adapters, 1)
+    assert got == run(executor, prompts, adapters, 1)

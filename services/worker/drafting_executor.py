@@ -1,0 +1,191 @@
+"""Executes steps in which decode rows have drafts, on the CPU."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from msgspec.structs import replace
+
+from penstock.kernels.sampling import NOT_FINITE
+from penstock.kernels.sampling.choose import bad_rows
+from penstock.protocol.logprobs import PackedLogprobs
+from penstock.protocol.wire.messages.steps import (
+    RowFailure,
+    SampledLogprobs,
+    StepPlan,
+    StepResult,
+)
+from penstock.services.worker.model_executor import Drawn, ModelExecutor, causes
+from penstock.services.worker.slots import DraftRows, IntArray, PlannedStep
+from penstock.services.worker.speculation.drafting import Drafting
+from penstock.services.worker.speculation.verification import (
+    Draws,
+    Verified,
+    accept,
+    accept_in_turn,
+    first_rows,
+)
+from penstock.services.worker.step_logprobs import asking_rows
+
+BoolArray = npt.NDArray[np.bool_]
+GRAMMAR_FAILED = -1
+"""Among the reasons why a row has no token: ``Draws.bad``."""
+
+
+class DraftingExecutor(ModelExecutor):
+    """A ``ModelExecutor`` whose rows may bring several tokens: what was drafted and drawn alike.
+
+    Without ``drafting`` it is a ``ModelExecutor``. Rejected drafts leave K and V behind the last
+    accepted position, which nothing attends to, and which the next step writes anew.
+    """
+
+    drafting: Drafting | None = None
+
+    def speculate(self, drafting: Drafting) -> None:
+        """From the next plan on, which must be full, rows may have drafts."""
+        self.drafting, self.draft_counts = drafting, drafting.counts
+        self.slots.row_tokens = 1 + drafting.most
+        self.capacity = replace(self.capacity, max_row_tokens=1 + drafting.most)
+
+    def _compute(self, plan: StepPlan, step: PlannedStep, begun: float) -> StepResult:
+        drafting = self.drafting
+        if drafting is None:
+            return super()._compute(plan, step, begun)
+        drafting.begin(plan)
+        grammars = self.grammars
+        drafted = drafting.draft(step, self.slots, grammars.forced, grammars.fitting)
+        if drafted.drafts is None:
+            result = super()._compute(plan, step, begun)
+            tokens = np.frombuffer(result.tokens, "<i4").tolist()
+            drafting.took(step.sampled.tolist(), [[token] for token in tokens])
+        else:
+            result = self._compute_drafted(plan, step, drafted, begun, drafting)
+        drafting.measured(drafted, result.seconds)
+        return result if step.full is None else _renumbered(result, step)
+
+    def _compute_drafted(
+        self,
+        plan: StepPlan,
+        step: PlannedStep,
+        drafted: PlannedStep,
+        begun: float,
+        drafting: Drafting,
+    ) -> StepResult:
+        """step: the one without drafts."""
+        drafts = drafted.drafts
+        if drafts is None:
+            raise ValueError("the step has no drafts")
+        self._start_masks(step)
+        hidden = self.hidden(drafted)
+        logits = self.row_logits(drafted, hidden)[: len(drafted.sampled)]
+        verified, failures = self._verify(step, drafted, drafts, logits)
+        self.slots.took(step.decoding, verified.counts, verified.last)
+        parts = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
+        drafting.took(step.decoding.tolist(), [part.tolist() for part in parts])
+        not_finite, banned = causes(verified.bad)
+        rows = first_rows(drafts)
+        numbers = np.diff(rows, append=len(drafts.ahead)) - 1
+        return StepResult(
+            plan.epoch,
+            plan.step,
+            verified.tokens.astype("<i4").tobytes(),
+            not_finite,
+            time.perf_counter() - begun,
+            self._token_logprobs(step, verified, logits),
+            [],
+            [*failures, *self.slots.unreadable_rows(step)],
+            banned,
+            counts=verified.counts.astype(np.uint8).tobytes(),
+            drafted=numbers.astype(np.uint8).tobytes(),
+        )
+
+    def _verify(
+        self, step: PlannedStep, drafted: PlannedStep, drafts: DraftRows, logits: torch.Tensor
+    ) -> tuple[Verified, list[RowFailure]]:
+        """Draw, and take what agrees. logits: [rows of ``drafted``, V]."""
+        if not self.slots.asks[step.sampled].any():
+            drawn = self._draw(logits, drafted.sampled, drafts.ahead, self.grammars.wait)
+            self._forget_infinite(drafted, drawn.bad == NOT_FINITE)
+            return accept(drafts, Draws(drawn.tokens, drawn.bad)), []
+        failures: list[RowFailure] = []
+
+        def draw(rows: IntArray, at: IntArray, place: int) -> Draws:
+            some = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+            if place and len(following := self.grammars.following(at)):
+                self.grammars.start(at, following)
+            drawn = self._draw(some, at, place, self.grammars.wait)
+            failed = [] if drawn.masks is None else drawn.masks.failures
+            bad = drawn.bad.copy()
+            bad[[failure.row for failure in failed]] = GRAMMAR_FAILED
+            if place:
+                self._took(*_good(some, drawn, np.flatnonzero(bad == 0)))
+            else:
+                failures.extend(failed)
+                self._took(some, drawn)
+            return Draws(drawn.tokens, bad)
+
+        verified = accept_in_turn(step, drafts, draw)
+        self._forget_infinite(drafted, bad_rows(logits).cpu().numpy())
+        return verified, failures
+
+    def _forget_infinite(self, drafted: PlannedStep, infinite: BoolArray) -> None:
+        """Drafts that made the model's numbers infinite leave nothing that others may meet."""
+        drafts = drafted.drafts
+        if drafts is not None and infinite.any():
+            rows = np.flatnonzero(infinite & (drafts.ahead > 0))
+            self._inputs.clear(drafted.decoding[rows], drafts.positions[rows])
+
+    def _token_logprobs(
+        self, step: PlannedStep, verified: Verified, logits: torch.Tensor
+    ) -> list[SampledLogprobs]:
+        """Logprobs of all tokens that slots which ask for them were brought."""
+        if not len(asking_rows(self.slots, step.sampled)):
+            return []
+        owners = np.repeat(np.arange(len(step.sampled)), verified.counts)
+        rows = torch.from_numpy(verified.rows).to(logits.device)
+        found = self._logprobs(logits.index_select(0, rows), step.sampled[owners], verified.tokens)
+        by_row: dict[int, list[PackedLogprobs]] = {}
+        for one in found:
+            by_row.setdefault(int(owners[one.row]), []).append(one.token)
+        return [SampledLogprobs(row, joined(parts)) for row, parts in by_row.items()]
+
+
+def _good(logits: torch.Tensor, drawn: Drawn, rows: IntArray) -> tuple[torch.Tensor, Drawn]:
+    """Some rows of what was drawn."""
+    masks = drawn.masks
+    if masks is not None:
+        masks = masks._replace(rows=np.flatnonzero(np.isin(rows, masks.rows)))
+    at, num_output, tokens, bad, _ = drawn
+    some = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+    return some, Drawn(at[rows], num_output[rows], tokens[rows], bad[rows], masks)
+
+
+def joined(parts: list[PackedLogprobs]) -> PackedLogprobs:
+    """Of several tokens, each with as many of the likeliest."""
+    return PackedLogprobs(parts[0].most, b"".join(part.entries for part in parts))
+
+
+def _renumbered(result: StepResult, step: PlannedStep) -> StepResult:
+    """A result with the rows that bring nothing between those that were drawn."""
+    full = step.full
+    if full is None:
+        return result
+    computed = len(result.counts) or len(step.sampled)
+    every = np.arange(computed + len(full))
+    numbers = np.delete(every, full).tolist()
+    counts, drafted = np.zeros(len(every), np.uint8), np.zeros(len(every), np.uint8)
+    counts[numbers] = np.frombuffer(result.counts, np.uint8) if result.counts else 1
+    drafted[numbers] = np.frombuffer(result.drafted, np.uint8) if result.drafted else 0
+    return replace(
+        result,
+        bad_rows=[numbers[row] for row in result.bad_rows],
+        logprobs=[SampledLogprobs(numbers[one.row], one.token) for one in result.logprobs],
+        failures=[replace(one, row=numbers[one.row]) for one in result.failures],
+        banned_rows=[numbers[row] for row in result.banned_rows],
+        pooled=[replace(one, row=numbers[one.row]) for one in result.pooled],
+        counts=counts.tobytes(),
+        drafted=drafted.tobytes() if result.drafted else b"",
+    )

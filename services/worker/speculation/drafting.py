@@ -1,0 +1,149 @@
+"""The drafts of an executor's steps: made ahead of a step, counted behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.protocol.wire.messages.steps import StepPlan
+from penstock.services.worker.slot_history import history
+from penstock.services.worker.slots import DraftRows, IntArray, PlannedStep, SlotTable
+from penstock.services.worker.speculation.proposer import GRAMMAR, Draft, SpeculativeProposer
+from penstock.services.worker.speculation.step_costs import Acceptance, Candidate, DraftBudget
+
+Forced = Callable[[int, int], list[int]]
+Fitting = Callable[[int, list[int]], list[int]]
+
+
+class DraftCounts:
+    """Tokens drafted and accepted, by source and by their place in the draft."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.drafted: dict[str, list[int]] = {}
+        self.accepted: dict[str, list[int]] = {}
+        self.saved_seconds = 0.0
+        """What all steps with drafts would have taken longer without them, by the measured steps
+        without."""
+
+    def add(self, source: str, drafted: int, accepted: int) -> None:
+        for counts, number in ((self.drafted, drafted), (self.accepted, accepted)):
+            by_place = counts.setdefault(source, [0] * self._most)
+            for place in range(number):
+                by_place[place] += 1
+
+
+class Drafting:
+    """Proposes drafts for decode rows and learns which pay.
+
+    A step with prefill has none: its rows are many already.
+    """
+
+    def __init__(self, proposer: SpeculativeProposer, most: int, budget: DraftBudget) -> None:
+        """most: drafts of one row."""
+        self.most = most
+        self.counts = DraftCounts(most)
+        self._proposer = proposer
+        self._budget = budget
+        self._rows: dict[int, Acceptance] = {}
+        """Of the slots that may have drafts."""
+        self._made: list[tuple[int, Draft, int]] = []
+        """Slot, draft and how many of its tokens the step has …"""
+        self._accepted = 0
+        """… and how many of them all were accepted."""
+
+    def begin(self, plan: StepPlan) -> None:
+        """A plan changes the slots."""
+        if plan.full:
+            self._proposer.clear()
+            self._rows.clear()
+        for slot in plan.gone:
+            if self._rows.pop(slot, None) is not None:
+                self._proposer.forget(slot)
+        for new in plan.added:
+            if not new.corpus:
+                continue
+            known = history(new, plan.prompts)
+            text = np.concatenate((known.prompt, known.output))
+            self._proposer.begin(new.slot, text, len(known.prompt), new.corpus)
+            self._rows[new.slot] = Acceptance()
+
+    def draft(
+        self, step: PlannedStep, slots: SlotTable, forced: Forced, fitting: Fitting
+    ) -> PlannedStep:
+        """The step with the drafts that pay, which may be none. forced: what a slot's grammar
+        leaves no choice of, up to so many tokens; fitting: what of a draft its grammar allows."""
+        self._made = []
+        decoding = step.decoding
+        if step.chunks or not self._rows or not len(decoding):
+            return step
+        candidates, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
+        for row, slot in enumerate(decoding.tolist()):
+            known = self._rows.get(slot)
+            if known is None or room[row] < 1:
+                continue
+            draft = self._propose(slot, room[row], forced, fitting)
+            if draft is not None:
+                candidates.append(Candidate(row, draft, self._budget.share(draft, known)))
+        if not candidates:
+            return step
+        counts = np.zeros(len(decoding), np.int64)
+        for one, count in zip(
+            candidates, self._budget.choose(len(decoding), candidates), strict=True
+        ):
+            if count:
+                counts[one.row] = count
+                self._made.append((int(decoding[one.row]), one.draft, count))
+        return with_drafts(step, slots, counts, [d.tokens[:n] for _, d, n in self._made])
+
+    def _propose(self, slot: int, most: int, forced: Forced, fitting: Fitting) -> Draft | None:
+        if tokens := forced(slot, most):
+            return Draft(tokens, GRAMMAR, len(tokens))
+        draft = self._proposer.propose(slot, most)
+        if draft is None:
+            return None
+        tokens = fitting(slot, draft.tokens)
+        return draft._replace(tokens=tokens) if tokens else None
+
+    def took(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """What a step brought to each of these slots."""
+        proposer, rows = self._proposer, self._rows
+        brought = dict(zip(slots, tokens, strict=True)) if self._made else {}
+        self._accepted = 0
+        for slot, draft, count in self._made:
+            accepted = max(0, len(brought[slot]) - 1)
+            self._budget.observe(draft, count, accepted, rows[slot])
+            self.counts.add(draft.source, count, accepted)
+            self._accepted += accepted
+        for slot, more in zip(slots, tokens, strict=True):
+            if slot in rows:
+                proposer.took(slot, more)
+
+    def measured(self, step: PlannedStep, seconds: float) -> None:
+        """How long a step took."""
+        rows = len(step.decoding)
+        if step.chunks or not rows:
+            return
+        costs = self._budget.costs
+        costs.observe(rows, seconds)
+        if step.drafts is not None:
+            slots = int((step.drafts.ahead == 0).sum())
+            alone = costs.seconds(slots) or seconds
+            self.counts.saved_seconds += alone * (1 + self._accepted / slots) - seconds
+
+
+def with_drafts(
+    step: PlannedStep, slots: SlotTable, counts: IntArray, drafts: Sequence[Sequence[int]]
+) -> PlannedStep:
+    """A step without chunks whose decode rows have so many drafts each. drafts: of the rows that
+    have any."""
+    if not drafts:
+        return step
+    decoding = np.repeat(step.decoding, counts + 1)
+    first = np.cumsum(counts + 1) - counts - 1
+    ahead = np.arange(len(decoding)) - np.repeat(first, counts + 1)
+    tokens = slots.last_token[decoding]
+    tokens[ahead > 0] = np.concatenate([np.asarray(draft, np.int64) for draft in drafts])
+    rows = DraftRows(tokens, slots.position[decoding] + ahead, ahead)
+    return step._replace(decoding=decoding, sampled=decoding, drafts=rows)

@@ -1,0 +1,156 @@
+"""What steps of decode rows cost and how many drafts are accepted, measured as they come; and how
+many drafts pay then."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.services.worker.speculation.proposer import Draft
+
+EXACT_ROWS = 16
+"""Steps of up to so many rows are told apart, larger ones by their size to an eighth."""
+WEIGHT = 0.2
+"""Of the newest step in a mean. One that was held up counts as twice the mean at most."""
+ROW_SHARE = 0.05
+"""A row's share of a step of one, as long as nothing else was measured."""
+LEAST_GAIN = 0.03
+"""Tokens a second must grow by this share, or no drafts are made."""
+TRIED_EVERY = 64
+"""Of steps whose drafts would not pay, one has the first draft of each row: texts change."""
+PRIOR, PRIOR_TRIALS = 0.7, 3.0
+"""The share of drafts that are accepted before any was tried, and how many trials it counts as."""
+DECAY = 0.97
+_MATCHES = (4, 6, 9, 16, 32)
+
+
+class StepCosts:
+    """Seconds of steps by their rows."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._known: list[int] = []
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of decode rows alone took so long."""
+        size = _size(rows)
+        mean = self._seconds.get(size)
+        if mean is None:
+            insort(self._known, size)
+            self._seconds[size] = seconds
+        else:
+            self._seconds[size] = mean + WEIGHT * (min(seconds, 2 * mean) - mean)
+
+    def seconds(self, rows: int) -> float | None:
+        """Of a step with so many rows, from the measured sizes around it; ``None`` before any."""
+        known, size = self._known, _size(rows)
+        at = bisect_left(known, size)
+        if at < len(known) and known[at] == size:
+            return self._seconds[size]
+        if not known:
+            return None
+        if at == 0:
+            return self._seconds[known[0]]
+        below = known[at - 1]
+        base = self._seconds[below]
+        if at < len(known):
+            above = known[at]
+            share = (size - below) / (above - below)
+            return base + share * (self._seconds[above] - base)
+        slope = base * ROW_SHARE / (1 + ROW_SHARE * below)
+        if at > 1:
+            before = known[at - 2]
+            slope = max(0.0, (base - self._seconds[before]) / (below - before))
+        return base + slope * (rows - below)
+
+
+def _size(rows: int) -> int:
+    if rows <= EXACT_ROWS:
+        return rows
+    unit = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // unit) * unit
+
+
+class Acceptance:
+    """How often drafts are accepted, recent ones counting more."""
+
+    __slots__ = ("accepted", "tried")
+
+    def __init__(self) -> None:
+        self.accepted = self.tried = 0.0
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """What follows a rejected draft was not tried."""
+        self.accepted = DECAY * self.accepted + accepted
+        self.tried = DECAY * self.tried + accepted + (accepted < drafted)
+
+    def share(self, prior: float) -> float:
+        return (self.accepted + PRIOR_TRIALS * prior) / (self.tried + PRIOR_TRIALS)
+
+
+class Candidate(NamedTuple):
+    """A row with a draft."""
+
+    row: int
+    draft: Draft
+    share: float
+    """Of its drafts that are likely to be accepted, each if those before it are."""
+
+
+class DraftBudget:
+    """Decides how many drafts of each row a step has: as many as bring the most tokens a second.
+
+    A draft's chance is the product of those up to it, so of all rows' drafts the likeliest come
+    first, and each costs what the measured steps of that size say.
+    """
+
+    def __init__(self, most_rows: int) -> None:
+        """most_rows: decode rows of a step, drafts included, at most."""
+        self.costs = StepCosts()
+        self._most_rows = most_rows
+        self._kinds: dict[tuple[str, int], Acceptance] = {}
+        self._refused = 0
+
+    def share(self, draft: Draft, row: Acceptance) -> float:
+        """Of a draft's tokens that are likely to be accepted; row: how its sequence's were."""
+        return row.share(self._kind(draft).share(PRIOR))
+
+    def observe(self, draft: Draft, drafted: int, accepted: int, row: Acceptance) -> None:
+        self._kind(draft).observe(drafted, accepted)
+        row.observe(drafted, accepted)
+
+    def _kind(self, draft: Draft) -> Acceptance:
+        key = draft.source, bisect_left(_MATCHES, draft.match + 1)
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._kinds[key] = Acceptance()
+        return found
+
+    def choose(self, rows: int, candidates: Sequence[Candidate]) -> list[int]:
+        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets."""
+        chosen = [0] * len(candidates)
+        alone = self.costs.seconds(rows)
+        if alone is None:  # first a step without drafts is measured
+            return chosen
+        chances: list[tuple[float, int]] = []
+        for at, (_, draft, share) in enumerate(candidates):
+            chance = 1.0
+            for _ in draft.tokens:
+                chance *= share
+                chances.append((chance, at))
+        chances.sort(key=lambda one: -one[0])
+        expected, best, count = float(rows), (1 + LEAST_GAIN) * rows / alone, 0
+        for number, (chance, _) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
+            expected += chance
+            rate = expected / (self.costs.seconds(rows + number) or alone)
+            if rate > best:
+                best, count = rate, number
+        for _, at in chances[:count]:
+            chosen[at] += 1
+        if not count:
+            self._refused += 1
+            if self._refused >= TRIED_EVERY and rows + len(candidates) <= self._most_rows:
+                self._refused = 0
+                return [1] * len(candidates)
+        return chosen

@@ -89,7 +89,10 @@ def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: P
     kept = (*sizes, "--kv-tier-disk", str(tmp_path / "kv"), "--kv-tier-store-after", "1")
     with served(*kept) as server:
         text, _, computing = ask(server, long, max_tokens=1)
-        until(server, "penstock_kv_tier_stored_bytes_total", 1)
+        until(server, "penstock_kv_tier_used_bytes", 1)
+        slot_bytes = files(tmp_path)[0].stat().st_size
+        until(server, "penstock_kv_tier_stored_bytes_total", len(long) // 16 * slot_bytes)
+    assert len(files(tmp_path)) == len(long) // 16, "what is stored is written before the end"
     with served(*kept) as server:
         again, cached, loading = ask(server, long, max_tokens=1)
     assert (again, cached) == (text, 1888)

@@ -8,7 +8,7 @@ a look into a set and no message. Like the core it has no socket: what it has to
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import (
@@ -34,6 +34,7 @@ from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.sequence import Sequence
+from penstock.services.scheduler.tier_counters import TierCounters
 from penstock.services.scheduler.tier_loads import Load, Loads
 from penstock.services.scheduler.tier_stores import StoreQueue
 from penstock.services.scheduler.waiting_queue import WaitingQueue
@@ -53,32 +54,15 @@ _FORGETTING = 0.9
 
 
 @dataclass(slots=True)
-class TierCounters:
-    """Only ever grow."""
-
-    queried: int = 0
-    """Blocks of prompts that KV memory did not have."""
-    hits: int = 0
-    """How many of them were loaded."""
-    stored: int = 0
-    missed_stores: int = 0
-    """Blocks that were to be stored, but there was no room."""
-    corrupted: int = 0
-    loads: int = 0
-    slow: int = 0
-    """Prefixes that were there and computed all the same, since that is quicker."""
-    failed_loads: int = 0
-    load_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class _Storing:
     """Blocks on their way to the keeper."""
 
-    names: list[bytes]
-    slots: list[int]
+    slots: dict[bytes, int]
+    """By their names, in order."""
     ticks: int = 0
     """Since the worker was told."""
+    bad: set[bytes] = field(default_factory=set)
+    """Names whose content may be wrong, as was found since."""
 
 
 class KVTier:
@@ -164,13 +148,17 @@ class KVTier:
         """Copies that will not be answered."""
         for number in numbers:
             lost = self._storing.pop(number)
-            self._known.difference_update(lost.names)
-            self.to_keeper.append(TierStored(b"", [], lost.slots, self._reply_to))
+            self._known.difference_update(lost.slots)
+            unused = list(lost.slots.values())
+            self.to_keeper.append(TierStored(b"", [], unused, self._reply_to))
+        if numbers:
+            self._loads.stored()
 
     def _end_loads(self) -> None:
         for load in self._loads.all():
             load.done = 0
             self._end(load, failed=True)
+        self._loads.stored()
 
     @crash_only
     def take(self, message: Message, now: float) -> None:
@@ -222,7 +210,7 @@ class KVTier:
         self._stores.room = len(self._stock)
         self._known.update(names)
         number = next(self._numbers)
-        self._storing[number] = _Storing(names, slots)
+        self._storing[number] = _Storing(dict(zip(names, slots, strict=True)))
         blocks = [block for _, block in found]
         self._copy(number, names, blocks, slots, store=True)
 
@@ -238,12 +226,14 @@ class KVTier:
 
     def _stored(self, message: KVCopied) -> None:
         storing = self._storing.pop(message.number)
-        names, slots, done = storing.names, storing.slots, message.done
-        self.counters.stored += done
+        done, names = message.done, list(storing.slots)
         self._known.difference_update(names[done:])
-        self.to_keeper.append(
-            TierStored(joined(names[:done]), slots[:done], slots[done:], self._reply_to)
-        )
+        good = [name for name in names[:done] if name not in storing.bad]
+        slots = [storing.slots.pop(name) for name in good]
+        unused = list(storing.slots.values())
+        self.counters.stored += len(good)
+        self.to_keeper.append(TierStored(joined(good), slots, unused, self._reply_to))
+        self._loads.stored()
         if done:
             self._store_rate = _mean(self._store_rate, message.seconds / (done * self.slot_bytes))
         self.after_step()
@@ -265,6 +255,9 @@ class KVTier:
     def distrust(self, names: list[bytes]) -> None:
         """What was computed under these names may be wrong."""
         self._stores.forget(names)
+        self._loads.distrust(names)
+        for one in self._storing.values():
+            one.bad |= set(names).intersection(one.slots)
         if self.is_open and (kept := [name for name in names if name in self._known]):
             self._known.difference_update(kept)
             self.to_keeper.append(TierDrop(joined(kept), False, self._reply_to))
@@ -278,7 +271,7 @@ class KVTier:
 
     def fetches(self, sequence: Sequence, hits: Prefix, now: float) -> bool:
         """Whether a sequence that could start now waits for blocks to be loaded instead. It is
-        then put off; each sequence is once."""
+        then put off, and again only where it has found a part or there was no room."""
         if not self.is_open or sequence.fetched or sequence.suspect or hits is NOTHING:
             return False
         if not self._breaker.allows(now):
@@ -290,12 +283,15 @@ class KVTier:
         count = 0
         while first + count < most and digests[first + count] in known:
             count += 1
-        if not count or any(digests[first] in one.names for one in self._storing.values()):
+        if not count:
             return False
         if not self._pays(count, self._load_rate):
             self.counters.slow += 1
             self._load_rate *= _FORGETTING
             return False
+        if any(digests[first] in one.slots for one in self._storing.values()):
+            self._loads.wait_for_store(sequence, count, now + self._longest_wait(count))
+            return True
         load = self._loads.of(digests[first])
         began = now if load is None else load.began
         until = began + self._longest_wait(count)
@@ -306,8 +302,13 @@ class KVTier:
                 return False
             load = self._loads.begin(digests, hits, count, now)
             self.to_keeper.append(TierGet(load.number, joined(load.names), self._reply_to))
-        self._loads.wait(load, sequence, until)
+        self._loads.wait(load, sequence, count, until)
         return True
+
+    @property
+    def owed(self) -> int:
+        """Blocks of KV memory that loads are about to take."""
+        return self._loads.owed
 
     def _longest_wait(self, blocks: int) -> float:
         """Seconds that a load of so many blocks may take."""
@@ -321,7 +322,6 @@ class KVTier:
             self.to_keeper.append(TierRelease(message.number, self._reply_to))
             return
         slots = message.slots[: len(load.names)]
-        self._known.difference_update(load.names[len(slots) :])
         if load.is_wanted and self._loads.take(load, slots):
             self.before_plan()
             self._copy_piece(load)

@@ -268,8 +268,7 @@ class Planner:
         """
         if self.batch.lone_suspect:
             return
-        owed = self._row_blocks * len(self.batch.decoding)
-        owed += sum(self.kv.owed(sequence.kv) for sequence in self.batch.prefilling)
+        owed = self._owed()
         while step.budget > 0 and self.batch.has_free_slot and len(self._waiting):
             if owed >= self.kv.num_available:
                 self.full_with = len(self.batch)
@@ -287,6 +286,7 @@ class Planner:
                 self.full_with = len(self.batch)
                 return
             if self.tier is not None and self.tier.fetches(sequence, hits, step.now):
+                owed = self._owed()
                 continue
             size = self._added_bytes(step, sequence, hits)
             if step.added and step.added_bytes + size > PLAN_BYTES:
@@ -297,6 +297,12 @@ class Planner:
             owed += self._row_blocks if sequence.decoding else self.kv.owed(sequence.kv)
             if sequence.suspect:
                 return
+
+    def _owed(self) -> int:
+        """Blocks that running sequences and loads will ask for soon."""
+        owed = self._row_blocks * len(self.batch.decoding)
+        owed += sum(self.kv.owed(sequence.kv) for sequence in self.batch.prefilling)
+        return owed if self.tier is None else owed + self.tier.owed
 
     def make_holder(self, sequence: Sequence) -> None:
         """Let a sequence that is to wait here hold KV memory of this epoch later."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.services.scheduler.kv_cache import KVCache, Prefix
 from penstock.services.scheduler.kv_holder import KVHolder
@@ -15,6 +16,20 @@ from penstock.services.scheduler.sequence import QueuePlace, Sequence
 from penstock.services.scheduler.waiting_queue import LOADING, WaitingQueue
 
 MOST_LOADS = 64
+
+
+class Waiter(NamedTuple):
+    """A sequence that waits for a load."""
+
+    sequence: Sequence
+    place: QueuePlace
+    run: int
+    """Blocks that were known to be kept for it, from the first of the load on."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has neither gone on nor ended meanwhile."""
+        return self.sequence.queue_place is self.place
 
 
 @dataclass(slots=True, eq=False)
@@ -27,20 +42,24 @@ class Load:
     """Monotonic seconds."""
     pinned: KVHolder | None
     """What lies before them in the prefix cache."""
-    waiting: list[tuple[Sequence, QueuePlace]] = field(default_factory=list)
+    waiting: list[Waiter] = field(default_factory=list)
     expected: KVHolder | None = None
     slots: list[int] = field(default_factory=list)
     done: int = 0
     """Blocks that are copied."""
     asked: int = 0
     """Blocks whose copies are asked for."""
+    trusted: int = 0
+    """Blocks before the first whose content may be wrong."""
+    no_room: bool = False
+    """KV memory had none; who waits asks again when there is room."""
     until: float = 0.0
     """When the last one that waits goes on without them, monotonic seconds."""
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits."""
-        return any(one.queue_place is place for one, place in self.waiting)
+        return any(one.waits for one in self.waiting)
 
 
 class Loads:
@@ -49,6 +68,8 @@ class Loads:
         self._by_number: dict[int, Load] = {}
         self._by_first: dict[bytes, Load] = {}
         """By the first block that comes."""
+        self._behind_stores: list[Waiter] = []
+        """Those who wait until blocks are stored that they want to load."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -68,39 +89,78 @@ class Loads:
         """Load ``count`` blocks behind those that are found."""
         names = digests[hits.length : hits.length + count]
         pinned = self._kv.pin(digests[: hits.length]) if hits.length else None
-        load = Load(next(self._numbers), names, now, pinned)
+        load = Load(next(self._numbers), names, now, pinned, trusted=count)
         self._by_number[load.number] = self._by_first[names[0]] = load
         return load
 
-    def wait(self, load: Load, sequence: Sequence, until: float) -> None:
-        """Let a waiting sequence wait for a load, and go on without it at the latest then."""
+    @property
+    def owed(self) -> int:
+        """Blocks that loads which somebody waits for have yet to take."""
+        if not self._by_number:
+            return 0
+        loads = self._by_number.values()
+        return sum(len(one.names) for one in loads if one.expected is None and one.is_wanted)
+
+    def wait(self, load: Load, sequence: Sequence, run: int, until: float) -> None:
+        """Let a waiting sequence wait for a load, and go on without it at the latest then. ``run``:
+        blocks that are kept for it, which may be more than the load has."""
         load.until = max(load.until, until)
+        load.waiting += self._put_off(sequence, run, until)
+
+    def wait_for_store(self, sequence: Sequence, run: int, until: float) -> None:
+        """Let a waiting sequence wait until what it wants to load has been stored."""
+        self._behind_stores += self._put_off(sequence, run, until)
+
+    def _put_off(self, sequence: Sequence, run: int, until: float) -> list[Waiter]:
         sequence.fetched = True
         self._waiting.remove(sequence)
         self._waiting.put_off(sequence, until, LOADING)
-        if (place := sequence.queue_place) is not None:
-            load.waiting.append((sequence, place))
+        place = sequence.queue_place
+        return [] if place is None else [Waiter(sequence, place, run)]
+
+    def stored(self) -> None:
+        """Those who waited for a store look again at what is kept."""
+        waiters, self._behind_stores = self._behind_stores, []
+        for one in waiters:
+            self._go_on(one, again=True)
+
+    def _go_on(self, one: Waiter, *, again: bool) -> None:
+        """``again``: it may wait for another load."""
+        if one.waits:
+            one.sequence.fetched = not again
+            self._waiting.remove(one.sequence)
+            self._waiting.push(one.sequence)
+
+    def distrust(self, names: list[bytes]) -> None:
+        """What is loaded under these names may be wrong."""
+        if not self._by_number:
+            return
+        bad = set(names)
+        for load in self._by_number.values():
+            good = load.names[: load.trusted]
+            load.trusted = next((at for at, name in enumerate(good) if name in bad), len(good))
 
     def take(self, load: Load, slots: list[int]) -> bool:
         """The keeper has the blocks in these slots. ``False``: KV memory has no room."""
         load.slots = slots
         load.expected = self._kv.expect(load.names[: len(slots)]) if slots else None
+        load.no_room = bool(slots) and load.expected is None
         return load.expected is not None
 
     def end(self, load: Load) -> None:
-        """What is copied can be found, and those who wait go on."""
+        """What is copied can be found, and those who wait go on: to another load where this one
+        has brought a part of what is kept for them, or had no room."""
+        ready = min(load.done, load.trusted)
         if (holder := load.expected) is not None:
-            holder.expected = holder.expected[: load.done]
+            holder.expected = holder.expected[:ready]
             self._kv.ready(holder)
             self._kv.release(holder)
         if load.pinned is not None:
             self._kv.release(load.pinned)
         del self._by_number[load.number]
         del self._by_first[load.names[0]]
-        for sequence, place in load.waiting:
-            if sequence.queue_place is place:
-                self._waiting.remove(sequence)
-                self._waiting.push(sequence)
+        for one in load.waiting:
+            self._go_on(one, again=load.no_room or 0 < ready < one.run)
 
     def abandoned(self) -> list[Load]:
         """Those that nobody waits for any more. They must end: the blocks that they expect are

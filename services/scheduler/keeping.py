@@ -55,9 +55,22 @@ class Keeping:
         )
         self._find(now)
 
+    def attached(self, engine: Attached, now: float) -> None:
+        """Another worker is about to begin. Blocks of other weights, another type or another layout
+        have a space of their own."""
+        tier = self.tier
+        if (engine.kv_space, engine.kv_slot_bytes) == (tier.space, tier.slot_bytes):
+            return
+        self._log.warning("the next worker finds none of the KV blocks that are kept: it differs")
+        tier.change_space(engine.kv_space, engine.kv_slot_bytes)
+        self._keeper, self._refused = None, ""
+        self._ask_at, self._wait_until = now, now + KEEPER_SECONDS
+        self._find(now)
+
     def awaits_keeper(self, now: float) -> bool:
         """Whether the engine is about to hear what is kept: who came earlier would find nothing."""
-        return not self.tier.is_open and not self.tier.refused and now < self._wait_until
+        open_or_refused = self.tier.is_open or bool(self.tier.refused)
+        return bool(self.tier.space) and not open_or_refused and now < self._wait_until
 
     def handle(self, sender: int, message: Message, now: float) -> bool:
         """Returns whether the message is about this."""
@@ -110,7 +123,7 @@ class Keeping:
 
     def _find(self, now: float) -> None:
         """Speak to the keeper of this host, as long as there is none that has answered."""
-        if self.tier.is_open or now < self._ask_at:
+        if self.tier.is_open or now < self._ask_at or not self.tier.space:
             return
         if self.tier.refused:
             if self.tier.refused != self._refused:

@@ -110,7 +110,7 @@ class KVTier:
         """A worker begins with empty KV memory, which this planner owns."""
         kv, planner.tier = planner.kv, self
         self._epoch, self._kv = epoch, kv
-        self._piece = max(1, PIECE_BYTES // self.slot_bytes)
+        self._piece = max(1, PIECE_BYTES // max(1, self.slot_bytes))
         self._lent = 2 * limits.blocks_for(limits.max_num_batched_tokens) + self._piece
         self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
         self._stores.known = self._known
@@ -136,6 +136,12 @@ class KVTier:
         self._end_loads()
         self._breaker.reset()
         self.to_keeper.clear()
+
+    def change_space(self, space: bytes, slot_bytes: int) -> None:
+        """The next worker's blocks are others: nothing is kept until a keeper is open for them."""
+        self.lost_keeper()
+        self.space, self.slot_bytes = space, slot_bytes
+        self._store_rate = self._load_rate = 0.0
 
     def lost_worker(self) -> None:
         """What it was copying is worth nothing."""
@@ -164,12 +170,12 @@ class KVTier:
     def take(self, message: Message, now: float) -> None:
         """An answer of the keeper or the worker."""
         match message:
-            case TierOpened():
+            case TierOpened() if message.space == self.space:
                 self._opened(message)
             case TierKeys() if message.space == self.space:
                 self._known.update(split(message.added))
                 self._known.difference_update(split(message.gone))
-            case TierLent():
+            case TierLent() if self.is_open:
                 self._stock += message.slots
                 self._stores.room = len(self._stock)
                 self.after_step()

@@ -153,6 +153,8 @@ class SchedulerService(LoopService):
             gc.collect()
             gc.freeze()
         else:
+            if self._keeping is not None:
+                self._keeping.attached(whole, now)
             self._hand_over_others(self.core, offers)
             self._hand_out(self.core.restart(self.group.epoch, limits, offers))
         self.status.capacity = capacity

@@ -30,7 +30,9 @@ class Talk:
             mailbox=SimpleNamespace(
                 address="S", send=lambda to, message: self.said.append(message)
             ),
-            log=SimpleNamespace(error=lambda text, **more: self.log.append(text)),
+            log=SimpleNamespace(
+                error=lambda text, **more: self.log.append(text), warning=self.log.append
+            ),
             participant=SimpleNamespace(of=lambda name: [peer] * keepers),
             config=SimpleNamespace(cache=SimpleNamespace(kv_tier_store_after=1)),
         )
@@ -71,3 +73,23 @@ def test_no_keeper_keeps_an_engine_away_for_more_than_a_few_seconds(keepers: int
     assert len(talk.said) == 2 * keepers, "a silent one is asked again"
     talk.keeping.peers_gone({})
     assert not talk.keeping.awaits_keeper(100.0), "nor later"
+
+
+def test_a_worker_with_other_weights_finds_nothing_of_the_one_before() -> None:
+    talk = Talk()
+    tier = talk.keeping.tier
+    talk.keeping.handle(KEEPER, TierKeys(SPACE, b"k" * 16), 0.1)
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [1]), 0.1)
+    same: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64)
+    talk.keeping.attached(same, 1.0)
+    assert tier._known
+    other: Any = SimpleNamespace(kv_space=b"t" * 16, kv_slot_bytes=128)
+    talk.keeping.attached(other, 2.0)
+    assert (tier._known, tier.is_open) == (set(), False)
+    asked = talk.said[-1]
+    assert isinstance(asked, TierOpen)
+    assert (asked.space, asked.slot_bytes) == (b"t" * 16, 128)
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [2]), 2.1)
+    assert not tier.is_open, "that was the answer to an older question"
+    talk.keeping.handle(KEEPER, TierOpened(b"t" * 16, "pool", 8, [3]), 2.2)
+    assert tier.is_open

@@ -97,6 +97,7 @@ class Loop(SchedulerService):
         self.faults = Faults([], "scheduler")
         self.batches: Batches = []
         self._answers = []
+        self._keeping = None
         self._failed_beside = []
         self._plan_at = 0.0
         self._plans = SentPlans(outbox.send)

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from penstock.services.keeper.tier import BlockName
 _NAME = re.compile(r"[0-9a-f]{32}\.kv")
 _SPACE = re.compile(r"[0-9a-f]{32}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -65,8 +66,11 @@ class DiskTier:
             if entry.name.endswith(".part"):
                 _remove_abandoned(entry.path)
                 continue
-            status = entry.stat(follow_symlinks=False)
-            is_file = entry.is_file(follow_symlinks=False) and status.st_uid == os.getuid()
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # another server of this folder has just removed it
+            is_file = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
             if not is_file or not _NAME.fullmatch(entry.name):
                 self.foreign += 1
                 continue
@@ -84,11 +88,11 @@ class DiskTier:
 
     def _entries(self) -> Iterator[tuple[os.DirEntry[str], bytes]]:
         for space in _listed(self._folder):
-            if not _SPACE.fullmatch(space.name) or not space.is_dir(follow_symlinks=False):
+            if not _SPACE.fullmatch(space.name) or not _is_folder(space):
                 self.foreign += 1
                 continue
             for shard in _listed(space.path):
-                if not _SHARD.fullmatch(shard.name) or not shard.is_dir(follow_symlinks=False):
+                if not _SHARD.fullmatch(shard.name) or not _is_folder(shard):
                     self.foreign += 1
                     continue
                 for entry in _listed(shard.path):
@@ -128,7 +132,8 @@ class DiskTier:
         self._parts += 1
         part = path.with_name(f"{path.stem}.{os.getpid()}.{self._parts}.part")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
             _write(part, block)
             part.rename(path)
         except OSError:
@@ -137,10 +142,16 @@ class DiskTier:
                 part.unlink()
             return False
         with self._lock:
+            self.used += len(block) - self._sizes.pop(name, 0)  # a scan may have found it
             self._sizes[name] = len(block)
-            self.used += len(block)
         self._shrink()
         return name in self._sizes
+
+    def touch(self, name: BlockName) -> None:
+        """A block was used, though it was not read from here."""
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
 
     def drop(self, name: BlockName, *, corrupted: bool) -> None:
         """Remove a block that must not be used."""
@@ -176,6 +187,8 @@ def _write(part: Path, block: memoryview) -> None:
     descriptor = os.open(part, _WRITE, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.fstat(descriptor).st_nlink:  # a scan came between: taken for abandoned
+            raise FileNotFoundError(part)
         written = 0
         while written < len(block):
             written += os.write(descriptor, block[written:])
@@ -196,6 +209,13 @@ def _remove_abandoned(path: str) -> None:
         pass  # its writer lives
     finally:
         os.close(descriptor)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _listed(path: Path | str) -> list[os.DirEntry[str]]:

@@ -156,8 +156,7 @@ class KeeperService(LoopService):
             if self._scanned and self.status.phase == Phase.LOADING:
                 self._found(self._disk)
             for done in self._threads.take_done():
-                if (space := self._spaces.get(done.name.space)) is not None:
-                    space.disk_done(done)
+                done.then(done)
             for name in self._disk.take_gone() if self._disk.gone else ():
                 if (space := self._spaces.get(name.space)) is not None:
                     space.gone_from_disk(name.key)

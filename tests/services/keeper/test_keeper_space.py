@@ -60,7 +60,7 @@ class Kept:
         """Let the disk do all that it is to do."""
         while self.threads is not None and (self.threads.reading or self.threads.writing):
             for done in self.threads.take_done():
-                self.space.disk_done(done)
+                done.then(done)
             time.sleep(0.001)
         self.space.tell()
 

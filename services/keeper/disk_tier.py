@@ -134,8 +134,7 @@ class DiskTier:
         try:
             for folder in (path.parent.parent, path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            _write(part, block)
-            part.rename(path)
+            _write(part, block, path)
         except OSError:
             self.failed_writes += 1
             with contextlib.suppress(OSError):
@@ -183,7 +182,8 @@ class DiskTier:
         return self._folder / name.space.hex() / key[:2] / f"{key}.kv"
 
 
-def _write(part: Path, block: memoryview) -> None:
+def _write(part: Path, block: memoryview, path: Path) -> None:
+    """The file is locked until it has its name: a scan takes it for abandoned otherwise."""
     descriptor = os.open(part, _WRITE, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -192,6 +192,7 @@ def _write(part: Path, block: memoryview) -> None:
         written = 0
         while written < len(block):
             written += os.write(descriptor, block[written:])
+        part.rename(path)
     finally:
         os.close(descriptor)
 

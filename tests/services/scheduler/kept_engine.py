@@ -70,6 +70,8 @@ class KeptEngine(Engine):
         self.answers_late: list[Message] = []
         self.silent = False
         """Neither keeper nor worker answers about blocks."""
+        self.delay = 0
+        """Answers about blocks come so many plans late."""
         self.open()
         planned = self.core.plan
 

@@ -23,11 +23,14 @@ def contradictions_of_speculation(config: Config, sources: Provenance) -> Iterat
                 f"{flag} does not go with a model divided among {config.cluster.world_size} "
                 "devices; use --speculative off"
             )
-    elif source == "off":
+    else:
         for name in ("speculative_tokens", "speculative_history"):
             if _is_set(config, sources, name):
                 value = getattr(config.speculation, name)
-                yield (f"--{name.replace('_', '-')} {value} has no meaning with --speculative off")
+                yield (
+                    f"--{name.replace('_', '-')} {value} has no meaning with --speculative "
+                    f"{source}, which drafts nothing; add --speculative suffix or ngram"
+                )
     if source == "ngram" and _is_set(config, sources, "speculative_history"):
         yield (
             f"--speculative-history {config.speculation.speculative_history} has no meaning with "

@@ -160,6 +160,7 @@ class OwnedRequest:
             longest + work.max_tokens,
             head.task,
             SPANS.wanted(head.trace),
+            head.adapter,
         )
 
     def _open_prompts(self, work: TokenWork) -> TokenWork:

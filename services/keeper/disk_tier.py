@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import re
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -65,8 +66,11 @@ class DiskTier:
             if entry.name.endswith(".part"):
                 _remove_abandoned(entry.path)
                 continue
-            status = entry.stat(follow_symlinks=False)
-            is_file = entry.is_file(follow_symlinks=False) and status.st_uid == os.getuid()
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # another server of this folder has just removed it
+            is_file = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
             if not is_file or not _NAME.fullmatch(entry.name):
                 self.foreign += 1
                 continue

@@ -53,7 +53,11 @@ class KeeperService(LoopService):
         self._spaces: dict[bytes, Space] = {}
         self._space_of: dict[str, Space] = {}
         """By the address of a scheduler."""
+        self._unopened: dict[str, TierOpen] = {}
+        """Who is answered once the disk has been looked through, by address."""
         self._corrupted = 0
+        self._skipped_writes = 0
+        """Of spaces that are no more."""
         self._scanned = self._disk is None
 
     def start(self) -> None:
@@ -75,7 +79,10 @@ class KeeperService(LoopService):
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         if isinstance(message, TierOpen):
-            self._open(message)
+            if self._scanned:
+                self._open(message)
+            else:
+                self._unopened[message.reply_to] = message
             return
         if not isinstance(message, TierGet | TierRelease | TierStored | TierDrop):
             self.metrics.inc("dropped_messages_total", "unexpected")
@@ -130,7 +137,7 @@ class KeeperService(LoopService):
         if len(self._spaces) >= MOST_SPACES and not unused:
             return f"{MOST_SPACES} others are kept, the most there can be"
         for one in unused[: max(0, 1 + len(self._spaces) - MOST_SPACES)]:
-            del self._spaces[one]
+            self._skipped_writes += self._spaces.pop(one).skipped_writes
         try:
             pool = SlotPool(num_slots, slot_bytes)
         except OSError as error:
@@ -140,6 +147,7 @@ class KeeperService(LoopService):
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         for peer in gone.values():
+            self._unopened.pop(peer.address, None)
             if (space := self._space_of.pop(peer.address, None)) is not None:
                 space.leave(peer.address)
 
@@ -153,7 +161,7 @@ class KeeperService(LoopService):
 
     def work(self, now: float) -> None:
         if self._threads is not None and self._disk is not None:
-            if self._scanned and self.status.phase == Phase.LOADING:
+            if self._scanned and (self.status.phase == Phase.LOADING or self._unopened):
                 self._found(self._disk)
             for done in self._threads.take_done():
                 if (space := self._spaces.get(done.name.space)) is not None:
@@ -165,15 +173,18 @@ class KeeperService(LoopService):
             space.tell()
 
     def _found(self, disk: DiskTier) -> None:
-        for space in self._spaces.values():
-            space.found_on_disk()
+        unopened, self._unopened = self._unopened, {}
+        for message in unopened.values():
+            self._open(message)
         self.set_phase(Phase.READY)
         self.log.info("kv blocks on disk", bytes=disk.used, limit=disk.limit, foreign=disk.foreign)
 
     def on_tick(self, now: float) -> None:
-        metrics, blocks = self.metrics, 0
+        metrics, blocks, skipped = self.metrics, 0, self._skipped_writes
         for space in self._spaces.values():
             blocks += space.pool.num_blocks * space.pool.slot_bytes
+            skipped += space.skipped_writes
+        metrics.counter("kv_tier_skipped_writes_total").value = float(skipped)
         metrics.set("kv_tier_used_bytes", blocks, "memory")
         corrupted = self._corrupted
         if self._disk is not None:

@@ -60,6 +60,7 @@ class Space:
     ) -> None:
         self.pool, self.owners = pool, dict[str, Owner]()
         self.skipped_writes = 0
+        """Blocks that are in memory alone, since the disk was behind with others."""
         self._name, self._send, self._disk, self._threads = name, send, disk, threads
         self._added: list[bytes] = []
         self._gone: list[bytes] = []
@@ -69,17 +70,18 @@ class Space:
     # --- schedulers come and go
 
     def open(self, address: str, lent: int) -> None:
-        """A scheduler begins, or begins anew."""
+        """A scheduler begins, or begins anew. It hears of all keys before it hears that it may
+        ask for them."""
         self.leave(address)
         pool = self.pool
         self.owners[address] = owner = Owner(min(lent, max(1, pool.num_slots // MOST_LENT_SHARE)))
-        slots = self._lend(owner)
-        self._send(address, TierOpened(self._name, pool.path, pool.num_slots, slots))
         on_disk = self._disk.keys(self._name) if self._disk is not None else []
         keys = list(dict.fromkeys([*on_disk, *pool.keys()]))[-MOST_TOLD_KEYS:]
         for begin in range(0, len(keys), KEYS_IN_MESSAGE):
             part = joined(keys[begin : begin + KEYS_IN_MESSAGE])
             self._send(address, TierKeys(self._name, part))
+        slots = self._lend(owner)
+        self._send(address, TierOpened(self._name, pool.path, pool.num_slots, slots))
 
     def leave(self, address: str) -> None:
         """A scheduler is gone. Its worker may still write into slots that were lent: a checksum
@@ -240,11 +242,6 @@ class Space:
             if self._disk is not None and self._on_disk(key):
                 self._disk.drop(BlockName(self._name, key), corrupted=corrupted)
             self._gone.append(key)
-
-    def found_on_disk(self) -> None:
-        """The disk has been looked through."""
-        if self._disk is not None:
-            self._added += self._disk.keys(self._name)[-MOST_TOLD_KEYS:]
 
     def gone_from_disk(self, key: bytes) -> None:
         if not self.pool.has(key):

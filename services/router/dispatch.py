@@ -72,11 +72,19 @@ class Dispatcher:
         prefix = message.prefix if isinstance(message, Enqueue) else b""
         choices = max(1, message.choices)
         tokens = message.tokens if isinstance(message, Enqueue) else 0
+        adapter = message.adapter if isinstance(message, Enqueue) else ""
         member = self.placement.choose(
-            key, message.attempt, now, message.model, prefix, choices, tokens, task_of(message)
+            *(key, message.attempt, now, message.model, prefix, choices, tokens, task_of(message)),
+            adapter,
         )
         if now - self._began < YOUNG_SECONDS:
             member = None
+        if member is not None and adapter and not member.has(adapter):
+            if self._is_coming(target_of(message)):
+                member = None
+            elif self.placement.came_back(key, message.attempt):
+                self._reject(message, "no engine that is there has the adapter")
+                return
         if member is None:
             self._wait_or_reject(message, service, now)
             return

@@ -105,6 +105,10 @@ class Member:
         known = self.phase == Phase.READY or self.capacity.max_model_len > 0
         return not (task and known) or task in self.capacity.done
 
+    def has(self, adapter: str) -> bool:
+        """Whether it has loaded the adapter with this digest."""
+        return any(one.digest == adapter for one in self.capacity.adapters)
+
     @property
     def model(self) -> str:
         return self.identity.model

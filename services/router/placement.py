@@ -87,19 +87,23 @@ class Placement:
         choices: int = 1,
         tokens: int = 0,
         task: str = "",
+        adapter: str = "",
     ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``. ``choices``:
         those that are open. ``tokens``: positions of the longest of them in the end. ``task``: what
-        an engine must do.
+        an engine must do. ``adapter``: digest of the one that an engine should have.
         """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
             member = self._roster.members.get(route.incarnation)
             if member is not None and member.phase == Phase.READY:
                 return member
-        ready = self._roster.ready_members(key[1], model, task).that_hold(tokens)
+        ready = self._roster.ready_members(key[1], model, task)
+        if adapter:
+            ready = ready.that_have(adapter)
+        ready = ready.that_hold(tokens)
         if refused := _refused(route, attempt):
             ready = ready.without(refused)
         return self._best(ready, prefix, choices, now)
@@ -207,6 +211,11 @@ class Placement:
         less = route.counted if choices is None else min(choices, route.counted)
         member.routed -= less
         return route.counted - less
+
+    def came_back(self, key: Key, attempt: int) -> bool:
+        """Whether an engine has had an earlier attempt of the request than this one."""
+        route = self._routes.get(key)
+        return route is not None and route.attempt < attempt
 
     def knows(self, key: Key) -> bool:
         return key in self._routes

@@ -24,6 +24,12 @@ class ReadyMembers:
         others = [member for member in self.members if member.incarnation not in refused]
         return ReadyMembers(others) if others else self
 
+    def that_have(self, adapter: str) -> ReadyMembers:
+        """Those that have loaded an adapter, by its digest; all where none has, since one that an
+        engine has just unloaded is still taken there for a moment."""
+        having = [member for member in self.members if member.has(adapter)]
+        return self if not having or len(having) == len(self.members) else ReadyMembers(having)
+
     def that_hold(self, tokens: int) -> ReadyMembers:
         """Those that can hold a sequence of so many positions, else those that hold the most."""
         if tokens <= self._shortest or len(self.members) == 1:

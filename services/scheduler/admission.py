@@ -158,6 +158,7 @@ def make_request(
             _check_length(length, limits, whole=head.task != GENERATE)
         max_output = min(limits.max_sequence_len - max(lengths), max_output)
     _check_sampling(work.sampling)
+    drafts = limits.max_row_tokens > 1 and head.task == GENERATE and not work.lengths
     return Request(
         id=request_id,
         attempt=attempt,
@@ -175,7 +176,7 @@ def make_request(
         reads_output=work.reads_output,
         reads_prompt=work.reads_prompt,
         reads_logits=work.reads_logits,
-        corpus=b"" if work.lengths or head.task != GENERATE else _corpus(head),
+        corpus=_corpus(head) if drafts else b"",
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
         trace=SPANS.wanted(head.trace),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS = 2.0
 """A keeper that has not answered is asked again after so long."""
+KEEPER_SECONDS = 5.0
+"""An engine takes requests without a keeper that has not answered within this."""
 _FROM_KEEPER = (TierOpened, TierKeys, TierGot, TierLent)
 
 
@@ -31,13 +33,19 @@ class Keeping:
     """Finds the keeper, passes messages on, and reports."""
 
     def __init__(
-        self, service: SchedulerService, core: SchedulerCore, engine: Attached, group: WorkerGroup
+        self,
+        service: SchedulerService,
+        core: SchedulerCore,
+        engine: Attached,
+        group: WorkerGroup,
+        now: float,
     ) -> None:
         self._mailbox, self._log = service.mailbox, service.log
         self._participant, self._group = service.participant, group
         self._host = socket.gethostname()
         self._keeper: Peer | None = None
         self._ask_at = 0.0
+        self._wait_until = now + KEEPER_SECONDS
         self._refused = ""
         self.tier = core.keep_blocks(
             engine.kv_space,
@@ -45,6 +53,11 @@ class Keeping:
             service.config.cache.kv_tier_store_after,
             service.mailbox.address,
         )
+        self._find(now)
+
+    def awaits_keeper(self, now: float) -> bool:
+        """Whether the engine is about to hear what is kept: who came earlier would find nothing."""
+        return not self.tier.is_open and not self.tier.refused and now < self._wait_until
 
     def handle(self, sender: int, message: Message, now: float) -> bool:
         """Returns whether the message is about this."""

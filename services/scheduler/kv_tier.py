@@ -26,6 +26,7 @@ from penstock.protocol.wire.messages.kv_tier import (
     joined,
     split,
 )
+from penstock.services.scheduler.circuit_breaker import CircuitBreaker
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
@@ -118,6 +119,8 @@ class KVTier:
         self._epoch = self._lent = self._piece = 0
         self._store_rate = self._load_rate = 0.0
         """Seconds for a byte; 0: not known."""
+        self._breaker = CircuitBreaker()
+        """Of loads."""
 
     def begin(self, epoch: int, limits: Limits, planner: Planner) -> None:
         """A worker begins with empty KV memory, which this planner owns."""
@@ -146,6 +149,7 @@ class KVTier:
         self._storing.clear()
         self._stores.room = 0
         self._end_loads()
+        self._breaker.reset()
         self.to_keeper.clear()
 
     def lost_worker(self) -> None:
@@ -181,7 +185,7 @@ class KVTier:
                 self._stores.room = len(self._stock)
                 self.after_step()
             case TierGot():
-                self._got(message)
+                self._got(message, now)
             case KVCopied() if message.epoch == self._epoch:
                 if message.number in self._storing:
                     self._stored(message)
@@ -276,6 +280,8 @@ class KVTier:
         then put off; each sequence is once."""
         if not self.is_open or sequence.fetched or sequence.suspect or hits is NOTHING:
             return False
+        if not self._breaker.allows(now):
+            return False
         first, digests, known = hits.length, sequence.kv.digests, self._known
         most = (len(sequence.tokens) - 1) // self._kv.block_size
         self.counters.queried += max(0, most - first)
@@ -290,18 +296,25 @@ class KVTier:
             self._load_rate *= _FORGETTING
             return False
         load = self._loads.of(digests[first])
+        began = now if load is None else load.began
+        until = began + self._longest_wait(count)
+        if until <= now:
+            return False
         if load is None:
             if self._loads.full:
                 return False
             load = self._loads.begin(digests, hits, count, now)
             self.to_keeper.append(TierGet(load.number, joined(load.names), self._reply_to))
-        saved = self._prefill.prefill_seconds(count * self._kv.block_size)
-        wait = max(LEAST_WAIT_SECONDS, SLOWER_WAIT * saved) if saved else MOST_WAIT_SECONDS
-        wait = min(wait, MOST_WAIT_SECONDS)
-        self._loads.wait(load, sequence, now + wait)
+        self._loads.wait(load, sequence, until)
         return True
 
-    def _got(self, message: TierGot) -> None:
+    def _longest_wait(self, blocks: int) -> float:
+        """Seconds that a load of so many blocks may take."""
+        saved = self._prefill.prefill_seconds(blocks * self._kv.block_size)
+        wait = max(LEAST_WAIT_SECONDS, SLOWER_WAIT * saved) if saved else MOST_WAIT_SECONDS
+        return min(wait, MOST_WAIT_SECONDS)
+
+    def _got(self, message: TierGot, now: float) -> None:
         load = self._loads.find(message.number)
         if load is None:
             self.to_keeper.append(TierRelease(message.number, self._reply_to))
@@ -310,8 +323,10 @@ class KVTier:
         self._known.difference_update(load.names[len(slots) :])
         if load.is_wanted and self._loads.take(load, slots):
             self._copy_piece(load)
-        else:
-            self._end(load, failed=load.is_wanted)
+            return
+        if not slots:
+            self._breaker.failed(now)
+        self._end(load, failed=load.is_wanted)
 
     def _copy_piece(self, load: Load) -> None:
         if load.expected is None:
@@ -330,6 +345,7 @@ class KVTier:
             self._known.difference_update(bad)
             self.to_keeper.append(TierDrop(joined(bad), True, self._reply_to))
         if load.done < load.asked:
+            self._breaker.failed(now)
             self._end(load, failed=True)
         elif load.done < len(load.slots) and load.is_wanted:
             self._copy_piece(load)
@@ -337,6 +353,7 @@ class KVTier:
             seconds = now - load.began
             self._load_rate = _mean(self._load_rate, seconds / (load.done * self.slot_bytes))
             self.counters.load_seconds += seconds
+            self._breaker.succeeded()
             self._end(load, failed=False)
 
     def _end(self, load: Load, *, failed: bool) -> None:
@@ -349,7 +366,9 @@ class KVTier:
     @crash_only
     def tick(self, now: float) -> None:
         """To be called a few times a second."""
-        for load in self._loads.abandoned(now):
+        for load in self._loads.abandoned():
+            if now >= load.until:
+                self._breaker.failed(now, late=True)
             self._end(load, failed=True)
         for one in self._storing.values():
             one.ticks += 1

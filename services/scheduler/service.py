@@ -115,7 +115,7 @@ class SchedulerService(LoopService):
         if self.group.note:
             self.status.note = self.group.note
 
-    def _on_attached(self, sender: int, message: Attached) -> None:
+    def _on_attached(self, sender: int, message: Attached, now: float) -> None:
         whole = self.group.take(sender, message)
         if whole is None:
             return
@@ -147,7 +147,7 @@ class SchedulerService(LoopService):
             )
             self.core.follow_faults(self._on_fault)
             if whole.kv_space and config.cache.has_tiers:
-                self._keeping = Keeping(self, self.core, whole, self.group)
+                self._keeping = Keeping(self, self.core, whole, self.group, now)
             self._meters.follow(self.core)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
@@ -156,7 +156,15 @@ class SchedulerService(LoopService):
             self._hand_over_others(self.core, offers)
             self._hand_out(self.core.restart(self.group.epoch, limits, offers))
         self.status.capacity = capacity
-        if self._draining_since is None:
+        self._look_if_ready(now)
+
+    def _look_if_ready(self, now: float) -> None:
+        """Take requests once the worker is there and it is known which blocks are kept."""
+        if not self.group.attached or self._draining_since is not None:
+            return
+        if self._keeping is not None and self._keeping.awaits_keeper(now):
+            self.status.note = "waiting for the keeper"
+        elif self.status.phase != Phase.READY:
             self.set_phase(Phase.READY)
 
     def _hand_over_others(self, core: SchedulerCore, offers: Offers) -> None:
@@ -227,7 +235,7 @@ class SchedulerService(LoopService):
                 elif isinstance(message, StepFailed) and self.group.has(sender):
                     self._failed_beside.append(message)
             case Attached():
-                self._on_attached(sender, message)
+                self._on_attached(sender, message, now)
             case AdapterLoaded() if self.core is not None and self.group.has(sender):
                 self._adapters.answered(sender, message, now)
                 self._offer(self.core)
@@ -238,7 +246,7 @@ class SchedulerService(LoopService):
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
             case _ if self._keeping is not None and self._keeping.handle(sender, message, now):
-                pass
+                self._look_if_ready(now)
             case _:
                 if self.ledger is None or not self.ledger.handle(sender, message, now):
                     self.metrics.inc("dropped_messages_total", "unexpected")
@@ -342,6 +350,7 @@ class SchedulerService(LoopService):
             self._report(self.core, now)
             if self._keeping is not None:
                 self._keeping.tick(now, self.metrics)
+                self._look_if_ready(now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demands = [Demand(slots=usable, model=self._model)]

@@ -15,8 +15,6 @@ from penstock.services.scheduler.sequence import QueuePlace, Sequence
 from penstock.services.scheduler.waiting_queue import LOADING, WaitingQueue
 
 MOST_LOADS = 64
-ABANDONED_SECONDS = 30.0
-"""A load that has not come to its end within this is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +24,7 @@ class Load:
     number: int
     names: list[bytes]
     began: float
+    """Monotonic seconds."""
     pinned: KVHolder | None
     """What lies before them in the prefix cache."""
     waiting: list[tuple[Sequence, QueuePlace]] = field(default_factory=list)
@@ -35,6 +34,8 @@ class Load:
     """Blocks that are copied."""
     asked: int = 0
     """Blocks whose copies are asked for."""
+    until: float = 0.0
+    """When the last one that waits goes on without them, monotonic seconds."""
 
     @property
     def is_wanted(self) -> bool:
@@ -73,6 +74,7 @@ class Loads:
 
     def wait(self, load: Load, sequence: Sequence, until: float) -> None:
         """Let a waiting sequence wait for a load, and go on without it at the latest then."""
+        load.until = max(load.until, until)
         sequence.fetched = True
         self._waiting.remove(sequence)
         self._waiting.put_off(sequence, until, LOADING)
@@ -100,11 +102,13 @@ class Loads:
                 self._waiting.remove(sequence)
                 self._waiting.push(sequence)
 
-    def abandoned(self, now: float) -> list[Load]:
-        """Those of which nothing was heard for long."""
+    def abandoned(self) -> list[Load]:
+        """Those that nobody waits for any more. They must end: the blocks that they expect are
+        missing to those who compute instead. The worker may still write into these blocks, but does
+        so ahead of every plan that gives them to others."""
         if not self._by_number:
             return []
-        return [one for one in self._by_number.values() if now - one.began > ABANDONED_SECONDS]
+        return [one for one in self._by_number.values() if not one.is_wanted]
 
     def all(self) -> list[Load]:
         return list(self._by_number.values())

@@ -39,17 +39,16 @@ def loads(executor: Executor | None) -> bool:
     return loader is not None and loader.busy
 
 
-def loaded_now(executor: Executor | None) -> list[AdapterLoaded]:
-    """What has been read since the last call, or could not be."""
+def tell_loaded(executor: Executor | None, tell: Callable[[Message], None]) -> None:
+    """Tell the scheduler what has been read since the last call, or could not be."""
     loader = _loader(executor)
     if executor is None or loader is None:
-        return []
-    found = loader.finished()
-    for one in found:
+        return
+    for one in loader.finished():
         if one.digest:
             others = [known for known in executor.adapters if known.name != one.name]
             executor.adapters = [*others, Adapter(one.name, one.digest)]
-    return found
+        tell(one)
 
 
 def _loader(executor: Executor | None) -> AdapterLoader | None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from msgspec.structs import replace
 
-from penstock.kernels.sampling import NOT_FINITE
 from penstock.kernels.sampling.choose import bad_rows
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.wire.messages.steps import (
@@ -30,7 +28,6 @@ from penstock.services.worker.speculation.verification import (
 )
 from penstock.services.worker.step_logprobs import asking_rows
 
-BoolArray = npt.NDArray[np.bool_]
 GRAMMAR_FAILED = -1
 """Among the reasons why a row has no token: ``Draws.bad``."""
 
@@ -57,12 +54,13 @@ class DraftingExecutor(ModelExecutor):
         drafting.begin(plan)
         grammars = self.grammars
         drafted = drafting.draft(step, self.slots, grammars.forced, grammars.fitting)
-        if drafted.drafts is None:
+        result = None
+        if drafted.drafts is not None:
+            result = self._compute_drafted(plan, step, drafted, begun, drafting)
+        if result is None:
             result = super()._compute(plan, step, begun)
             tokens = np.frombuffer(result.tokens, "<i4").tolist()
             drafting.took(step.sampled.tolist(), [[token] for token in tokens])
-        else:
-            result = self._compute_drafted(plan, step, drafted, begun, drafting)
         drafting.measured(drafted, result.seconds)
         return result if step.full is None else _renumbered(result, step)
 
@@ -73,14 +71,18 @@ class DraftingExecutor(ModelExecutor):
         drafted: PlannedStep,
         begun: float,
         drafting: Drafting,
-    ) -> StepResult:
-        """step: the one without drafts."""
+    ) -> StepResult | None:
+        """step: the one without drafts. ``None``: numbers are not finite, perhaps of a draft alone,
+        and rows meet those of the drafts behind them; the step is to be computed without."""
         drafts = drafted.drafts
         if drafts is None:
             raise ValueError("the step has no drafts")
         self._start_masks(step)
         hidden = self.hidden(drafted)
         logits = self.row_logits(drafted, hidden)[: len(drafted.sampled)]
+        if bool(bad_rows(logits).any()):
+            self._take_back(drafted, drafts)
+            return None
         verified, failures = self._verify(step, drafted, drafts, logits)
         self.slots.took(step.decoding, verified.counts, verified.last)
         parts = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
@@ -108,7 +110,6 @@ class DraftingExecutor(ModelExecutor):
         """Draw, and take what agrees. logits: [rows of ``drafted``, V]."""
         if not self.slots.asks[step.sampled].any():
             drawn = self._draw(logits, drafted.sampled, drafts.ahead, self.grammars.wait)
-            self._forget_infinite(drafted, drawn.bad == NOT_FINITE)
             return accept(drafts, Draws(drawn.tokens, drawn.bad)), []
         failures: list[RowFailure] = []
 
@@ -127,16 +128,14 @@ class DraftingExecutor(ModelExecutor):
                 self._took(some, drawn)
             return Draws(drawn.tokens, bad)
 
-        verified = accept_in_turn(step, drafts, draw)
-        self._forget_infinite(drafted, bad_rows(logits).cpu().numpy())
-        return verified, failures
+        return accept_in_turn(step, drafts, draw), failures
 
-    def _forget_infinite(self, drafted: PlannedStep, infinite: BoolArray) -> None:
-        """Drafts that made the model's numbers infinite leave nothing that others may meet."""
-        drafts = drafted.drafts
-        if drafts is not None and infinite.any():
-            rows = np.flatnonzero(infinite & (drafts.ahead > 0))
-            self._inputs.clear(drafted.decoding[rows], drafts.positions[rows])
+    def _take_back(self, drafted: PlannedStep, drafts: DraftRows) -> None:
+        """Leave nothing of a step's drafts that a later row may meet: a weight of 0 times a NaN
+        would still be NaN."""
+        self.grammars.drop()
+        rows = np.flatnonzero(drafts.ahead > 0)
+        self._inputs.clear(drafted.decoding[rows], drafts.positions[rows])
 
     def _token_logprobs(
         self, step: PlannedStep, verified: Verified, logits: torch.Tensor

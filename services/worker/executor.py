@@ -24,6 +24,10 @@ PLAIN_KERNELS = "plain torch kernels"
 """How the summary of an executor begins that could not have the kernels of its device."""
 
 
+class DeviceFailed(RuntimeError):
+    """The device reported an error for steps that were under way."""
+
+
 class Executor(Protocol):
     """Executes step plans, in order. Used from one thread."""
 

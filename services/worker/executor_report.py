@@ -11,6 +11,15 @@ from penstock.services.worker.executor import PLAIN_KERNELS, Executor
 from penstock.services.worker.memory_account import table
 
 
+def say_loaded(executor: Executor, log: Logger) -> None:
+    """What it computes with, its use of memory, and what it does besides generating."""
+    if executor.summary:
+        say_summary(executor, log)
+    say_account(executor, log)
+    if not executor.generates or executor.tasks:
+        log.info(executor.described)
+
+
 def say_summary(executor: Executor, log: Logger) -> None:
     """What was chosen matters to few; that it is slower than the device could be, to all."""
     slow = executor.summary.startswith(PLAIN_KERNELS)

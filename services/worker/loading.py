@@ -22,6 +22,8 @@ from penstock.services.worker.rank_choice import check_division
 
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
+LOAD_LIMIT_SECONDS = 1800.0
+"""Most that ``load_executor`` takes of a sound model."""
 
 
 def load_executor(

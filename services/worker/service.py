@@ -23,29 +23,22 @@ from penstock.protocol.wire.messages.kv_tier import KVCopies
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
-from penstock.services.worker.executor import Executor
-from penstock.services.worker.executor_report import attached, capacity_of, say_account, say_summary
+from penstock.services.worker.executor import DeviceFailed, Executor
+from penstock.services.worker.executor_report import attached, capacity_of, say_loaded, say_summary
 from penstock.services.worker.kv_copies import BlockCopies, copies_of, with_space
 from penstock.services.worker.load_report import LoadReport, say_report
-from penstock.services.worker.loading import load_executor
+from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.slot_spans import SlotSpans
 from penstock.services.worker.speculation.draft_metrics import report_drafts
-from penstock.services.worker.step_limit import StepLimits
+from penstock.services.worker.step_limit import IMPROVE_LIMIT_SECONDS, StepLimits
 
-LOAD_LIMIT_SECONDS = 1800.0
 KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
 MEET_LIMIT_SECONDS = 300.0
 """For finding the other ranks of the engine."""
-IMPROVE_LIMIT_SECONDS = 60.0
-"""For what a pause is used for."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
-
-
-class DeviceFailed(RuntimeError):
-    """The device reported an error for steps that were under way."""
 
 
 class WorkerService(LoopService):
@@ -132,11 +125,7 @@ class WorkerService(LoopService):
         self.executor = self._loaded
         self._loader = None
         self._copies = copies_of(self.config, self.executor)
-        if self.executor.summary:
-            say_summary(self.executor, self.log)
-        say_account(self.executor, self.log)
-        if not self.executor.generates or self.executor.tasks:
-            self.log.info(self.executor.described)
+        say_loaded(self.executor, self.log)
         self.status.capacity = capacity_of(self.executor)
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
@@ -336,8 +325,7 @@ class WorkerService(LoopService):
             raise self._device_failed
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
-        for loaded in adapter_messages.loaded_now(self.executor):
-            self._tell(loaded)
+        adapter_messages.tell_loaded(self.executor, self._tell)
         if self._improving:
             self._improve(now)
 

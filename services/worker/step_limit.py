@@ -19,6 +19,8 @@ SHORTEST_SECONDS = 10.0
 FACTOR = 20.0
 NEW_SECONDS = 120.0
 NEW_SECONDS_PER_POSITION = 0.1
+IMPROVE_LIMIT_SECONDS = 60.0
+"""For what a pause is used for."""
 
 
 class StepLimits:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +58,20 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "kv").rglob("*.kv"))
 
 
-def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
-    tmp_path: Path,
-) -> None:
+def times_killed(server: Served, process: str) -> int:
+    return len(re.findall(rf'"{process}[ 0]* was killed by SIGKILL', server.output))
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """What the prompts are answered with where nothing is kept."""
     with served(*LIMITS) as plain:
-        texts, _ = ask_all(plain)
+        return ask_all(plain)[0]
+
+
+def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
+    tmp_path: Path, texts: list[str]
+) -> None:
     with served(*flags(tmp_path)) as server:
         for _ in range(2):
             assert ask_all(server)[0] == texts
@@ -89,7 +100,10 @@ def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: P
     kept = (*sizes, "--kv-tier-disk", str(tmp_path / "kv"), "--kv-tier-store-after", "1")
     with served(*kept) as server:
         text, _, computing = ask(server, long, max_tokens=1)
-        until(server, "penstock_kv_tier_stored_bytes_total", 1)
+        until(server, "penstock_kv_tier_used_bytes", 1)
+        slot_bytes = files(tmp_path)[0].stat().st_size
+        until(server, "penstock_kv_tier_stored_bytes_total", len(long) // 16 * slot_bytes)
+    assert len(files(tmp_path)) == len(long) // 16, "what is stored is written before the end"
     with served(*kept) as server:
         again, cached, loading = ask(server, long, max_tokens=1)
     assert (again, cached) == (text, 1888)
@@ -97,20 +111,40 @@ def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: P
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("killed", ["keeper", "worker", "scheduler", "router"])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("killed", "point"),
+    [
+        ("keeper", "TierStored=2"),
+        ("keeper", "TierGet=2"),
+        ("worker", "KVCopies=2"),
+        ("worker", "KVCopies=5"),
+    ],
+)
 def test_a_kill_in_the_middle_of_copies_costs_no_request_and_no_text(
-    tmp_path: Path, killed: str
+    tmp_path: Path, texts: list[str], killed: str, point: str
 ) -> None:
-    with served(*LIMITS) as plain:
-        texts, _ = ask_all(plain)
-    points = {
-        "keeper": ("TierStored=2", "TierGet=2"),
-        "worker": ("KVCopies=2", "KVCopies=5"),
-        "scheduler": ("KVCopied=2", "TierGot=1"),
-        "router": ("Beat=30",),
-    }
-    for point in points[killed]:
-        with served(*flags(tmp_path, "--fault", f"{killed}:kill@{point}")) as server:
-            for _ in range(4):
-                assert ask_all(server)[0] == texts
-            assert f"{killed}" in server.output
+    """Each process that takes the place of the killed one is killed there again."""
+    with served(*flags(tmp_path, "--fault", f"{killed}:kill@{point}")) as server:
+        for _ in range(4):
+            assert ask_all(server)[0] == texts
+        assert times_killed(server, killed) > 0
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("killed", ["scheduler", "router"])
+def test_a_kill_while_prompts_are_stored_and_loaded_costs_no_request_and_no_text(
+    tmp_path: Path, texts: list[str], killed: str
+) -> None:
+    with served(*flags(tmp_path)) as server, ThreadPoolExecutor(1) as thread:
+        for what in ("stored_bytes", "hit_blocks"):
+            metric = f"penstock_kv_tier_{what}_total"
+            before = server.metrics().get(metric, 0.0)
+            rounds = [thread.submit(ask_all, server) for _ in range(4)]
+            until(server, metric, before + 1)
+            for process in server.processes().values():
+                if server.role_of(process) == killed:
+                    process.kill()
+            assert [one.result()[0] for one in rounds] == [texts] * 4
+        assert times_killed(server, killed) == 2

@@ -219,8 +219,8 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "Taken": (r.Taken(1, 256), [21, 1, 256]),
     "Enqueue": (
-        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a"),
-        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a"],
+        r.Enqueue(1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a", "d1"),
+        [22, 1, 257, "ipc:///t", b"work", "qwen", b"prefix", 2, 100, "embed", "00-a", "d1"],
     ),
     "Accepted": (r.Accepted(1, 257, _IDS, 16, [1, 2]), [23, 1, 257, _IDS, 16, [1, 2]]),
     "Rejected": (
@@ -381,7 +381,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "57e8378820617c08"
+SCHEMA_HASH = "74ec3bf7e21f8a66"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -420,8 +420,8 @@ GOLDEN: dict[str, str] = {
     "Submit": "981401cd0100a86970633a2f2f2f66c404776f726ba47177656e02a430302d61",
     "Taken": "931501cd0100",
     "Enqueue": (
-        "9b1601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264a5656d626564a4"
-        "30302d61"
+        "9c1601cd0101a86970633a2f2f2f74c404776f726ba47177656ec4067072656669780264a5656d626564a4"
+        "30302d61a26431"
     ),
     "Accepted": "961701cd0101c40801000000ff7f000010920102",
     "Rejected": (

@@ -35,7 +35,8 @@ from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.service import SchedulerService
-from penstock.services.worker.service import DeviceFailed, WorkerService
+from penstock.services.worker.executor import DeviceFailed
+from penstock.services.worker.service import WorkerService
 
 LOADING = 0.3
 """Seconds until a worker has its model, at most."""

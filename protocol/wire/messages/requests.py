@@ -297,6 +297,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     """``RequestHead.task``, likewise: engines that do not do it do not get it."""
     trace: str = ""
     """As ``Submit.trace``."""
+    adapter: str = ""
+    """``RequestHead.adapter``, likewise: it goes to an engine that has loaded it."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

@@ -70,6 +70,10 @@ class KeptEngine(Engine):
         self.answers_late: list[Message] = []
         self.silent = False
         """Neither keeper nor worker answers about blocks."""
+        self.worker_silent = False
+        """What is to be copied gets lost."""
+        self.keeper_gone = False
+        """The worker finds no memory of the keeper."""
         self.open()
         planned = self.core.plan
 
@@ -101,7 +105,8 @@ class KeptEngine(Engine):
     def _carry_out(self) -> None:
         for copies in self.tier.to_worker:
             self.copies.append(copies)
-            self.answers_late.append(self._copied(copies))
+            if not self.worker_silent:
+                self.answers_late.append(self._copied(copies))
         self.tier.to_worker.clear()
         for message in self.tier.to_keeper:
             if (answer := self.keeper.answer(message)) is not None:
@@ -110,6 +115,8 @@ class KeptEngine(Engine):
 
     def _copied(self, copies: KVCopies) -> KVCopied:
         memory, done = self.worker._memory, 0
+        if self.keeper_gone:
+            return KVCopied(copies.epoch, copies.number, 0, 0.0, failure="FileNotFoundError")
         if copies.epoch != self.worker.epoch or copies.after != self.worker._expected - 1:
             return KVCopied(copies.epoch, copies.number, 0, 0.0)
         for block, slot, key in zip(copies.blocks, copies.slots, split(copies.keys), strict=True):

@@ -9,9 +9,13 @@ from kept_engine import Keeper, KeptEngine
 from scheduler_harness import prompt, small
 
 from penstock.protocol.wire.messages.kv_tier import TierKeys
+from penstock.services.scheduler.circuit_breaker import MOST_FAILURES, PAUSE_SECONDS
+from penstock.services.scheduler.kv_tier import LEAST_WAIT_SECONDS
+from penstock.services.scheduler.limits import Limits
 
 LIMITS = small(num_blocks=12, max_model_len=44)
 """Room for one prompt of 40 tokens."""
+TICK = 0.25
 
 
 def ask_in_turn(engine: KeptEngine, rounds: int, first_id: int = 1, **more: str) -> None:
@@ -120,6 +124,81 @@ def test_others_go_on_while_a_load_lasts_and_it_is_not_waited_for_for_ever() -> 
     assert engine.end(1)
     assert engine.now > 0
     assert engine.streams[1, 0].cached == 0
+
+
+def seconds_until_end(engine: KeptEngine, request: int, start: int) -> float:
+    """Ask for a prompt; time passes only while nothing can run."""
+    began = engine.now
+    assert engine.submit(request, prompt(40, start), 2) is None
+    while engine.streams[request, 0].open:
+        engine.step()
+        if not engine.answers and engine.plan() is None:
+            engine.now += TICK
+            engine.expire()
+            engine.tier.tick(engine.now)
+            assert engine.now < began + 100, "it waits for ever"
+    assert engine.end(request)
+    return engine.now - began
+
+
+def engine_with_kept_prompts(limits: Limits, count: int) -> KeptEngine:
+    """Prompts that begin with 0, 50, … are kept; how long a prefill lasts is known."""
+    keeper = Keeper()
+    first = KeptEngine(LIMITS, keeper, after=1)
+    for number in range(count):
+        first.submit(number + 1, prompt(40, 50 * number), 2)
+        first.run()
+    engine = KeptEngine(limits, keeper)
+    engine.core._prefill_budget.observe(0, 1000, 1e-3)
+    return engine
+
+
+@pytest.mark.parametrize("who", ["silent", "worker_silent"])
+def test_loads_that_come_too_late_delay_nobody_for_longer_than_their_own_wait(who: str) -> None:
+    engine = engine_with_kept_prompts(small(num_blocks=24, max_model_len=44), 6)
+    setattr(engine, who, True)
+    waits = []
+    for number in range(6):
+        waits.append(seconds_until_end(engine, number + 1, 50 * number))
+        engine.core.check()
+    assert max(waits) <= LEAST_WAIT_SECONDS + 2 * TICK, f"{waits}"
+    assert max(waits[2:]) <= TICK, "two were late: the keeper is not asked for a while"
+    assert len(engine.tier._loads) == 0
+    setattr(engine, who, False)
+    engine.answers_late.clear()
+    engine.now += PAUSE_SECONDS
+    assert engine.tier.counters.hits == 0
+    for number in range(2):
+        seconds_until_end(engine, 100 + number, 50 * number)
+    assert engine.tier.counters.hits, "it is asked again"
+
+
+@pytest.mark.parametrize("fault", ["empty", "not copied"])
+def test_a_request_whose_load_fails_is_computed_at_once(fault: str) -> None:
+    count = MOST_FAILURES + 4
+    engine = engine_with_kept_prompts(LIMITS, count)
+    if fault == "empty":
+        engine.keeper.by_key.clear()
+    else:
+        engine.keeper_gone = True
+    waits = [seconds_until_end(engine, number + 1, 50 * number) for number in range(count)]
+    assert max(waits) <= TICK, f"{waits}"
+    assert engine.tier.counters.hits == 0
+    assert engine.tier.counters.loads == MOST_FAILURES, "then it is not asked for a while"
+
+
+def test_who_joins_a_load_waits_no_longer_than_who_began_it() -> None:
+    engine = engine_with_kept_prompts(small(), 1)
+    engine.silent = True
+    engine.submit(1, prompt(40), 2)
+    assert engine.plan() is None
+    engine.now += LEAST_WAIT_SECONDS - TICK
+    engine.submit(2, prompt(40), 2)
+    assert engine.plan() is None
+    engine.now += TICK
+    while engine.plan() is not None:
+        pass
+    assert engine.started == [1, 2]
 
 
 def test_a_keeper_that_is_lost_costs_what_it_had_and_nothing_else() -> None:

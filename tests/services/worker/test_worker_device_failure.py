@@ -11,8 +11,9 @@ import pytest
 from penstock.protocol.config import ClusterConfig, Config
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Attach, StepPlan, StepResult
+from penstock.services.worker.executor import DeviceFailed
 from penstock.services.worker.null_engine import NullExecutor
-from penstock.services.worker.service import DeviceFailed, WorkerService
+from penstock.services.worker.service import WorkerService
 
 
 class BrokenDevice(NullExecutor):

@@ -1,0 +1,106 @@
+"""The keeper's process: whom it answers when, and which folders it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.protocol.config import Config
+from penstock.protocol.config.fields import ClusterConfig
+from penstock.protocol.kv_slots import HEADER_BYTES, seal, slot_bytes
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import TierKeys, TierOpen, TierOpened
+from penstock.protocol.wire.messages.membership import Phase
+from penstock.protocol.wire.security import SecurityError
+from penstock.services.keeper.disk_tier import DiskTier
+from penstock.services.keeper.service import KeeperService
+from penstock.services.keeper.tier import BlockName
+
+SPACE, KEY = b"s" * 16, b"k" * 16
+SLOT = slot_bytes(1000)
+
+
+def config_of(**cache: Any) -> Config:
+    config = Config()
+    return msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, **cache))
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
+def test_a_folder_that_others_may_enter_is_refused_by_the_flag_that_names_it(
+    tmp_path: Path, mode: int
+) -> None:
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(SecurityError, match=f"--kv-tier-disk: others may enter {folder}; chmod"):
+        KeeperService(config_of(kv_tier_disk=str(folder)))
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kv").write_text("")
+    with pytest.raises(SecurityError, match="choose another --kv-tier-disk"):
+        KeeperService(config_of(kv_tier_disk=str(tmp_path / "kv")))
+
+
+class Told:
+    """A keeper that lives in the test, and what it says to schedulers."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[Message] = []
+        self.scans: list[Any] = []
+        config = config_of(kv_tier_disk=str(folder), kv_tier_memory_bytes=100 * SLOT)
+        cluster = ClusterConfig(router=f"ipc://{folder.parent}/router.sock")
+        self.keeper = KeeperService(msgspec.structs.replace(config, cluster=cluster))
+        monkeypatch.setattr(self.keeper.mailbox, "send", self._send)
+        monkeypatch.setattr(self.keeper._threads, "first", self.scans.append)
+        self.keeper.start()
+
+    def _send(self, address: str, message: Message) -> bool:
+        self.said.append(message)
+        return True
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    folder = tmp_path / "kv"
+    folder.mkdir(mode=0o700)
+    content = memoryview(bytearray(SLOT))
+    seal(content, SPACE, KEY, SLOT - HEADER_BYTES)
+    DiskTier(folder, 1 << 20).put(BlockName(SPACE, KEY), content)
+    told = Told(folder, monkeypatch)
+    yield told
+    told.keeper.mailbox.close()
+
+
+@pytest.mark.parametrize("asked", ["before the scan is over", "behind it"])
+def test_who_opens_a_space_hears_of_all_keys_before_it_may_ask(told: Told, asked: str) -> None:
+    keeper, opening = told.keeper, TierOpen(SPACE, SLOT, 4, "S")
+    if asked == "before the scan is over":
+        for _ in range(2):
+            keeper.on_message(1, opening, 0.0)
+        keeper.work(0.0)
+        assert told.said == []
+    assert keeper.status.phase == Phase.LOADING
+    told.scans[0]()
+    keeper.work(0.0)
+    assert keeper.status.phase == Phase.READY
+    if asked == "behind it":
+        keeper.on_message(1, opening, 0.0)
+    keys, opened = told.said
+    assert isinstance(keys, TierKeys)
+    assert keys.added == KEY
+    assert isinstance(opened, TierOpened)
+    assert not opened.refused
+
+
+def test_blocks_that_the_disk_was_too_slow_for_are_counted(told: Told) -> None:
+    told.scans[0]()
+    told.keeper.on_message(1, TierOpen(SPACE, SLOT, 4, "S"), 0.0)
+    told.keeper._spaces[SPACE].skipped_writes = 3
+    told.keeper._skipped_writes = 4
+    told.keeper.on_tick(0.0)
+    assert told.keeper.metrics.counter("kv_tier_skipped_writes_total").value == 7

@@ -1,0 +1,73 @@
+"""An engine takes requests once it knows what is kept, or a few seconds later without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kept_engine import SPACE
+from scheduler_harness import Engine, small
+
+from penstock.protocol.wire.codec import Message
+from penstock.protocol.wire.messages.kv_tier import TierKeys, TierOpen, TierOpened
+from penstock.services.scheduler.keeping import KEEPER_SECONDS, OPEN_SECONDS, Keeping
+
+KEEPER = 7
+"""Its incarnation."""
+
+
+class Talk:
+    """The scheduler's side of a conversation with a keeper, of which the test plays the other."""
+
+    def __init__(self, keepers: int = 1) -> None:
+        self.said: list[Message] = []
+        self.log: list[str] = []
+        peer = SimpleNamespace(
+            address="keeper", incarnation=KEEPER, identity=SimpleNamespace(host="host")
+        )
+        service: Any = SimpleNamespace(
+            mailbox=SimpleNamespace(
+                address="S", send=lambda to, message: self.said.append(message)
+            ),
+            log=SimpleNamespace(error=lambda text, **more: self.log.append(text)),
+            participant=SimpleNamespace(of=lambda name: [peer] * keepers),
+            config=SimpleNamespace(cache=SimpleNamespace(kv_tier_store_after=1)),
+        )
+        engine: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64)
+        group: Any = None
+        self.keeping = Keeping(service, Engine(small()).core, engine, group, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "host")
+
+
+def test_an_engine_waits_for_the_keys_of_its_keeper_which_it_asks_at_once() -> None:
+    talk = Talk()
+    (asked,) = talk.said
+    assert isinstance(asked, TierOpen)
+    assert talk.keeping.awaits_keeper(0.0)
+    talk.keeping.handle(KEEPER, TierKeys(SPACE, b"k" * 16), 0.1)
+    assert talk.keeping.awaits_keeper(0.1), "more may come"
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [1]), 0.1)
+    assert not talk.keeping.awaits_keeper(0.1)
+    assert talk.keeping.tier._known == {b"k" * 16}
+
+
+def test_a_keeper_that_refuses_is_not_waited_for() -> None:
+    talk = Talk()
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "", 0, [], "no room"), 0.1)
+    assert not talk.keeping.awaits_keeper(0.1)
+
+
+@pytest.mark.parametrize("keepers", [0, 1], ids=["dead", "silent"])
+def test_no_keeper_keeps_an_engine_away_for_more_than_a_few_seconds(keepers: int) -> None:
+    talk = Talk(keepers)
+    assert talk.keeping.awaits_keeper(KEEPER_SECONDS - 0.1)
+    assert not talk.keeping.awaits_keeper(KEEPER_SECONDS)
+    talk.keeping._find(OPEN_SECONDS)
+    assert len(talk.said) == 2 * keepers, "a silent one is asked again"
+    talk.keeping.peers_gone({})
+    assert not talk.keeping.awaits_keeper(100.0), "nor later"

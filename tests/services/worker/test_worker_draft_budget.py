@@ -1,0 +1,91 @@
+"""How many drafts a step has, by what steps cost and what was accepted; and when there are any."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig
+from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.speculation.drafting import Drafting
+from penstock.services.worker.speculation.proposer import OWN, Draft
+from penstock.services.worker.speculation.setup import make_drafting
+from penstock.services.worker.speculation.step_costs import (
+    TRIED_EVERY,
+    Acceptance,
+    Candidate,
+    DraftBudget,
+)
+
+DRAFT = Draft([1, 2, 3, 4, 5, 6], OWN, 8)
+
+
+def budget_of(seconds: dict[int, float], most_rows: int = 64) -> DraftBudget:
+    """seconds: of steps by their rows."""
+    budget = DraftBudget(most_rows)
+    for rows, each in seconds.items():
+        budget.costs.observe(rows, each)
+    return budget
+
+
+def test_a_step_without_drafts_is_measured_first() -> None:
+    assert DraftBudget(64).choose(1, [Candidate(0, DRAFT, 0.99)]) == [0]
+
+
+def test_rows_that_cost_nothing_get_whole_drafts_and_rows_that_cost_a_step_none() -> None:
+    likely = [Candidate(0, DRAFT, 0.9)]
+    assert budget_of({1: 1.0, 7: 1.0}).choose(1, likely) == [6]
+    assert budget_of({1: 1.0, 7: 7.0}).choose(1, likely) == [0]
+    (some,) = budget_of({1: 1.0, 7: 2.0}).choose(1, [Candidate(0, DRAFT, 0.6)])
+    assert 0 < some < 6
+
+
+def test_the_likelier_row_gets_the_drafts_and_no_step_outgrows_its_rows() -> None:
+    rows = [Candidate(0, DRAFT, 0.3), Candidate(1, DRAFT, 0.95)]
+    assert budget_of({2: 1.0, 14: 1.0}, most_rows=8).choose(2, rows) == [0, 6]
+    assert sum(budget_of({2: 1.0, 14: 1.0}, most_rows=5).choose(2, rows)) == 3
+    assert budget_of({2: 1.0}, most_rows=2).choose(2, rows) == [0, 0]
+
+
+def test_drafts_that_do_not_pay_are_tried_again_now_and_then() -> None:
+    budget = budget_of({1: 1.0, 7: 7.0})
+    counts = [budget.choose(1, [Candidate(0, DRAFT, 0.1)])[0] for _ in range(3 * TRIED_EVERY)]
+    assert sum(counts) == 3 and max(counts) == 1
+
+
+def test_what_was_rejected_lately_is_less_likely_than_before_and_recovers() -> None:
+    budget, row = DraftBudget(64), Acceptance()
+    before = budget.share(DRAFT, row)
+    for _ in range(30):
+        budget.observe(DRAFT, 4, 0, row)
+    rejected = budget.share(DRAFT, row)
+    assert rejected < 0.2 < before
+    for _ in range(30):
+        budget.observe(DRAFT, 4, 4, row)
+    assert budget.share(DRAFT, row) > 0.8
+    assert budget.share(DRAFT, Acceptance()) > 0.6, "another row knows its kind of draft"
+
+
+def drafting_of(
+    source: str, tokens: int = 10, device: str = "cpu", budget: int = 2048, generates: bool = True
+) -> Drafting | None:
+    config = Config(
+        speculation=SpeculationConfig(speculative=source, speculative_tokens=tokens),  # type: ignore[arg-type]
+        device=DeviceConfig(device=device),  # type: ignore[arg-type]
+    )
+    sizes = EngineSizes(200, 8, 128, budget, 256, 1_000)
+    return make_drafting(config, sizes, generates=generates)
+
+
+def test_nothing_is_drafted_unless_it_was_asked_for() -> None:
+    assert drafting_of("auto") is None and drafting_of("off") is None
+    assert drafting_of("suffix", generates=False) is None
+
+
+def test_drafts_are_as_long_as_a_full_batch_leaves_room_for() -> None:
+    for source in ("suffix", "ngram"):
+        for tokens, budget, most in ((10, 2048, 10), (31, 2048, 15), (10, 256, 1)):
+            drafting = drafting_of(source, tokens, budget=budget)
+            assert drafting is not None and drafting.most == most
+    with pytest.raises(ConfigError, match=r"--speculative suffix.*--max-num-batched-tokens.*lower"):
+        drafting_of("suffix", budget=255)

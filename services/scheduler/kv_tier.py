@@ -135,7 +135,8 @@ class KVTier:
         self._stores.known = self._known
         self._stores.room = len(self._stock)
         self._stores.most_urgent = URGENT_PIECES * self._piece
-        self._stores.follow()
+        if self.is_open:
+            self._stores.follow()
         self._loads = Loads(kv, self._waiting, self._numbers)
 
     # --- the keeper
@@ -151,7 +152,7 @@ class KVTier:
         self._known.clear()
         self._stock.clear()
         self._storing.clear()
-        self._stores.room = 0
+        self._stores.stop()
         self._end_loads()
         self._breaker.reset()
         self.to_keeper.clear()
@@ -206,6 +207,7 @@ class KVTier:
         self.is_open, self._pool = True, message.pool
         self._stock = list(message.slots)
         self._stores.room = len(self._stock)
+        self._stores.follow()
 
     # --- stores
 
@@ -217,9 +219,8 @@ class KVTier:
             self._store(found)
 
     def before_plan(self) -> None:
-        """A plan was made: what it overwrites is copied first."""
-        if urgent := self._stores.urgent:
-            self._stores.urgent = []
+        """Blocks were taken, by a plan or for a load: what they overwrite is copied first."""
+        if self._stores.urgent and (urgent := self._stores.take_urgent()):
             self._store(urgent)
 
     def _store(self, found: list[tuple[bytes, int]]) -> None:
@@ -329,6 +330,7 @@ class KVTier:
         slots = message.slots[: len(load.names)]
         self._known.difference_update(load.names[len(slots) :])
         if load.is_wanted and self._loads.take(load, slots):
+            self.before_plan()
             self._copy_piece(load)
             return
         if not slots:

@@ -8,7 +8,7 @@ overwrites it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 from penstock.services.scheduler.block_manager import BlockManager
@@ -29,10 +29,10 @@ class StoreQueue:
         self._blocks, self._in_flight, self._after = blocks, in_flight, after
         self._seen: set[bytes] = set()
         self._seen_before: set[bytes] = set()
-        self._queue: deque[bytes] = deque()
-        self._wanted: set[bytes] = set()
+        self._wanted: OrderedDict[bytes, None] = OrderedDict()
+        """Names of what is to be copied, in the order in which it was wanted."""
         self.urgent: list[tuple[bytes, int]] = []
-        """Wanted blocks (name, block) that the plan being made overwrites."""
+        """Wanted blocks (name, block) that are about to be overwritten."""
         self.room = 0
         """How many more can be copied now."""
         self.most_urgent = 0
@@ -47,6 +47,12 @@ class StoreQueue:
         """Hear of blocks from now on."""
         self._blocks.on_named, self._blocks.on_reused = self._named, self._reused
 
+    def stop(self) -> None:
+        """Nothing can be copied until ``follow``; what was wanted is forgotten."""
+        self._blocks.on_named = self._blocks.on_reused = None
+        self.room = 0
+        self.clear()
+
     def _named(self, name: bytes, block: int) -> None:
         if name in self.known:
             return
@@ -60,7 +66,7 @@ class StoreQueue:
     def _reused(self, name: bytes, block: int) -> None:
         if name not in self._wanted:
             return
-        self._wanted.discard(name)
+        del self._wanted[name]
         if self._blocks.completed_by(block) > self._answered:
             return
         if len(self.urgent) < min(self.room, self.most_urgent):
@@ -76,12 +82,19 @@ class StoreQueue:
 
     def _want(self, name: bytes) -> None:
         if name not in self._wanted and len(self._wanted) < MOST_WANTED:
-            self._wanted.add(name)
-            self._queue.append(name)
+            self._wanted[name] = None
 
-    def forget(self, names: Iterable[bytes]) -> None:
+    def forget(self, names: list[bytes]) -> None:
         """These must not be copied."""
-        self._wanted.difference_update(names)
+        for name in names:
+            self._wanted.pop(name, None)
+        bad = set(names)
+        self.urgent = [one for one in self.urgent if one[0] not in bad]
+
+    def take_urgent(self) -> list[tuple[bytes, int]]:
+        """What must be copied before anything else is, as far as there is room."""
+        taken, self.urgent = self.urgent[: self.room], []
+        return taken
 
     @property
     def _answered(self) -> int:
@@ -92,20 +105,18 @@ class StoreQueue:
     def take(self, most: int) -> list[tuple[bytes, int]]:
         """The next blocks to copy, as (name, block): each is whole."""
         found: list[tuple[bytes, int]] = []
-        answered, queue = self._answered, self._queue
-        while queue and len(found) < most:
-            name = queue[0]
-            block = self._blocks.find(name) if name in self._wanted else None
+        answered, wanted = self._answered, self._wanted
+        while wanted and len(found) < most:
+            name = next(iter(wanted))
+            block = self._blocks.find(name)
             if block is not None:
                 if self._blocks.completed_by(block) > answered:
                     break  # those behind it were planned with it or later
                 found.append((name, block))
-            queue.popleft()
-            self._wanted.discard(name)
+            del wanted[name]
         return found
 
     def clear(self) -> None:
         """KV memory is empty."""
-        self._queue.clear()
         self._wanted.clear()
         self.urgent.clear()

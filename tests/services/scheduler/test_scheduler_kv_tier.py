@@ -287,3 +287,53 @@ def test_few_blocks_are_copied_ahead_of_one_step(monkeypatch: pytest.MonkeyPatch
     stored = [copies for copies in engine.copies if copies.store]
     assert {len(copies.blocks) for copies in stored} == {1}
     assert engine.tier._stores.missed
+
+
+def test_a_load_overwrites_no_block_that_is_still_to_be_stored() -> None:
+    keeper = Keeper()
+    kept, other = prompt(36), prompt(40, 50)
+    first = KeptEngine(LIMITS, keeper, after=1)
+    first.submit(1, kept, 2)
+    first.run()
+    engine = KeptEngine(LIMITS, keeper, after=1)
+    engine.tier._piece = 1
+    engine.submit(1, other, 2)
+    engine.silent = True
+    engine.run()
+    engine.submit(2, kept, 2)
+    assert engine.plan() is None
+    engine.tier._piece = 100
+    engine.answers_late.reverse()  # the keeper answers while the first block is being stored
+    engine.silent = False
+    engine.run()
+    assert engine.tier.counters.hits
+    again = KeptEngine(LIMITS, keeper, after=1)
+    again.submit(1, other, 2)
+    again.run()
+    assert again.tier.counters.hits
+    assert again.tokens(1) == engine.tokens(1)
+
+
+def test_a_keeper_that_is_lost_is_not_given_what_was_urgent_before() -> None:
+    engine = KeptEngine(LIMITS, Keeper(), after=1)
+    engine.tier._stores.urgent.append((b"u" * 16, 0))
+    engine.tier.lost_keeper()
+    engine.tier.before_plan()
+    assert not engine.tier._storing
+    engine.open()
+    engine.tier._stock.clear()
+    engine.tier._stores.room = 0
+    engine.tier._stores.urgent.append((b"u" * 16, 0))
+    engine.tier.before_plan()
+    assert not engine.tier._storing
+
+
+def test_what_cannot_be_stored_is_not_remembered_for_ever() -> None:
+    engine = KeptEngine(LIMITS, Keeper(), after=1)
+    engine.tier._stock.clear()
+    engine.tier._stores.room = 0
+    ask_in_turn(engine, 4)
+    assert len(engine.tier._stores) <= LIMITS.num_blocks
+    engine.tier.lost_keeper()
+    ask_in_turn(engine, 1, first_id=50)
+    assert len(engine.tier._stores) == 0

@@ -25,6 +25,7 @@ from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
+from penstock.protocol.config.speculation_checks import contradictions_of_speculation
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
@@ -55,7 +56,7 @@ def contradictions(
         *contradictions_of_adapters(config),
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
-        *_speculation(config, sources),
+        *contradictions_of_speculation(config, sources),
         *_network(config, sources),
         *_serving(config, sources),
         *_model(config, sources, info),
@@ -165,36 +166,6 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
         yield from contradictions_of_devices(config, sources, machine.gpus)
     if device.threads and device.threads > machine.cores:
         yield f"--threads {device.threads} is more than this machine's {machine.cores} cores"
-
-
-def _speculation(config: Config, sources: Provenance) -> Iterator[str]:
-    """What was asked for by name must be possible; ``auto`` is off where it is not."""
-    source = config.speculation.speculative
-    if source in {"suffix", "ngram"}:
-        flag = f"--speculative {source}"
-        if config.device.device in {"cuda", "null"}:
-            yield (
-                f"{flag} needs --device cpu, not {config.device.device}: drafts are verified on "
-                "the CPU alone; use --speculative off"
-            )
-        if config.cluster.world_size > 1:
-            yield (
-                f"{flag} does not go with a model divided among {config.cluster.world_size} "
-                "devices; use --speculative off"
-            )
-    else:
-        for name in ("speculative_tokens", "speculative_history"):
-            if _given(config, sources, name):
-                value = getattr(config.speculation, name)
-                yield (
-                    f"--{name.replace('_', '-')} {value} has no meaning with --speculative "
-                    f"{source}, which drafts nothing; add --speculative suffix or ngram"
-                )
-    if source == "ngram" and _given(config, sources, "speculative_history"):
-        yield (
-            f"--speculative-history {config.speculation.speculative_history} has no meaning with "
-            "--speculative ngram, which looks at a sequence's own text"
-        )
 
 
 def _network(config: Config, sources: Provenance) -> Iterator[str]:

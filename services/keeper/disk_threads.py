@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from penstock.services.keeper.tier import BlockName, KVTier
+
+_LOG = logging.getLogger(__name__)
 
 
 class Done(NamedTuple):
@@ -18,6 +21,8 @@ class Done(NamedTuple):
     slot: int
     ok: bool
     was_read: bool
+    then: Callable[[Done], None]
+    """Whom to tell, in the keeper's own thread."""
 
 
 class DiskThreads:
@@ -35,13 +40,21 @@ class DiskThreads:
         """Let the reader do something else ahead of what is still to come."""
         self._reads.put(task)
 
-    def read(self, name: BlockName, slot: int, into: memoryview) -> None:
+    def read(
+        self, name: BlockName, slot: int, into: memoryview, then: Callable[[Done], None]
+    ) -> None:
         self.reading += 1
-        self._reads.put(lambda: self._done.append(Done(name, slot, self._get(name, into), True)))
+        self._reads.put(
+            lambda: self._done.append(Done(name, slot, self._get(name, into), True, then))
+        )
 
-    def write(self, name: BlockName, slot: int, block: memoryview) -> None:
+    def write(
+        self, name: BlockName, slot: int, block: memoryview, then: Callable[[Done], None]
+    ) -> None:
         self.writing += 1
-        self._writes.put(lambda: self._done.append(Done(name, slot, self._put(name, block), False)))
+        self._writes.put(
+            lambda: self._done.append(Done(name, slot, self._put(name, block), False, then))
+        )
 
     def _get(self, name: BlockName, into: memoryview) -> bool:
         try:
@@ -70,4 +83,7 @@ class DiskThreads:
 
 def _run(queue: SimpleQueue[Callable[[], None]]) -> None:
     while True:
-        queue.get()()
+        try:
+            queue.get()()
+        except Exception:  # the thread goes on: all that waits in its queue would wait for ever
+            _LOG.exception("a task of the keeper's disk failed")

@@ -26,7 +26,7 @@ from penstock.services.keeper.tier import BlockName
 _NAME = re.compile(r"[0-9a-f]{32}\.kv")
 _SPACE = re.compile(r"[0-9a-f]{32}")
 _SHARD = re.compile(r"[0-9a-f]{2}")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -88,11 +88,11 @@ class DiskTier:
 
     def _entries(self) -> Iterator[tuple[os.DirEntry[str], bytes]]:
         for space in _listed(self._folder):
-            if not _SPACE.fullmatch(space.name) or not space.is_dir(follow_symlinks=False):
+            if not _SPACE.fullmatch(space.name) or not _is_folder(space):
                 self.foreign += 1
                 continue
             for shard in _listed(space.path):
-                if not _SHARD.fullmatch(shard.name) or not shard.is_dir(follow_symlinks=False):
+                if not _SHARD.fullmatch(shard.name) or not _is_folder(shard):
                     self.foreign += 1
                     continue
                 for entry in _listed(shard.path):
@@ -132,19 +132,25 @@ class DiskTier:
         self._parts += 1
         part = path.with_name(f"{path.stem}.{os.getpid()}.{self._parts}.part")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(part, block)
-            part.rename(path)
+            for folder in (path.parent.parent, path.parent):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            _write(part, block, path)
         except OSError:
             self.failed_writes += 1
             with contextlib.suppress(OSError):
                 part.unlink()
             return False
         with self._lock:
+            self.used += len(block) - self._sizes.pop(name, 0)  # a scan may have found it
             self._sizes[name] = len(block)
-            self.used += len(block)
         self._shrink()
         return name in self._sizes
+
+    def touch(self, name: BlockName) -> None:
+        """A block was used, though it was not read from here."""
+        with self._lock:
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
 
     def drop(self, name: BlockName, *, corrupted: bool) -> None:
         """Remove a block that must not be used."""
@@ -176,13 +182,17 @@ class DiskTier:
         return self._folder / name.space.hex() / key[:2] / f"{key}.kv"
 
 
-def _write(part: Path, block: memoryview) -> None:
+def _write(part: Path, block: memoryview, path: Path) -> None:
+    """The file is locked until it has its name: a scan takes it for abandoned otherwise."""
     descriptor = os.open(part, _WRITE, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not os.fstat(descriptor).st_nlink:  # a scan came between: taken for abandoned
+            raise FileNotFoundError(part)
         written = 0
         while written < len(block):
             written += os.write(descriptor, block[written:])
+        part.rename(path)
     finally:
         os.close(descriptor)
 
@@ -200,6 +210,13 @@ def _remove_abandoned(path: str) -> None:
         pass  # its writer lives
     finally:
         os.close(descriptor)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return False
 
 
 def _listed(path: Path | str) -> list[os.DirEntry[str]]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
+from secrets import token_hex
+
+from penstock.protocol.kv_slots import pool_name
 
 
 class SlotPool:
@@ -15,12 +19,16 @@ class SlotPool:
         """The memory belongs to no file that others could open, and is taken page by page as slots
         are first written to. Raises ``OSError`` where the system refuses it."""
         self.num_slots, self.slot_bytes = num_slots, slot_bytes
-        self._descriptor = os.memfd_create("penstock-kv", os.MFD_CLOEXEC)
+        self._name = pool_name(token_hex(8), num_slots, slot_bytes)
+        self._descriptor = os.memfd_create(self._name, os.MFD_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         os.fchmod(self._descriptor, 0o600)
         os.ftruncate(self._descriptor, num_slots * slot_bytes)
         self._memory = mmap.mmap(self._descriptor, num_slots * slot_bytes)
         self._view = memoryview(self._memory)
-        self._free = list(range(num_slots - 1, -1, -1))
+        self._free = deque(range(num_slots))
+        """Those that came back last are taken last: a worker that was taken for lost may still
+        write into them."""
         self._by_key: OrderedDict[bytes, int] = OrderedDict()
         """Those used least lately first."""
         self._pins = [0] * num_slots
@@ -28,8 +36,14 @@ class SlotPool:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user find the memory while this process lives."""
-        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        """Where other processes of this user find the memory until it is closed, and its name;
+        see ``penstock.protocol.kv_slots.open_pool``."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor} {self._name}"
+
+    def close(self) -> None:
+        """Nobody finds it any more; its memory is given back once no read and no write of a slot
+        is under way."""
+        self._close()
 
     @property
     def num_blocks(self) -> int:
@@ -46,6 +60,10 @@ class SlotPool:
             self._by_key.move_to_end(key)
         return slot
 
+    def slot_of(self, key: bytes) -> int | None:
+        """The slot of a block, which does not count as used."""
+        return self._by_key.get(key)
+
     def has(self, key: bytes) -> bool:
         return key in self._by_key
 
@@ -60,7 +78,7 @@ class SlotPool:
         """An empty slot, and the key of the block that was dropped for it, if one was. ``None``:
         all are in use."""
         if self._free:
-            return self._free.pop(), None
+            return self._free.popleft(), None
         for key, slot in self._by_key.items():
             if not self._pins[slot]:
                 self._unname(key, slot)

@@ -30,6 +30,8 @@ from penstock.services.keeper.pool import SlotPool
 from penstock.services.keeper.space import Space
 
 MOST_SPACES = 64
+MOST_UNUSED_SPACES = 1
+"""So many that no engine has (any more) may hold memory when another one is made."""
 LEAST_SLOTS = 8
 DISK_POLL_SECONDS = 0.001
 
@@ -90,6 +92,7 @@ class KeeperService(LoopService):
         space = self._space_of.get(message.reply_to)
         if space is None:
             self.metrics.inc("dropped_messages_total", "unexpected")
+            self.mailbox.send(message.reply_to, TierOpened(b"", "", 0, []))
             return
         match message:
             case TierGet():
@@ -134,10 +137,12 @@ class KeeperService(LoopService):
     def _make_space(self, name: bytes, num_slots: int, slot_bytes: int) -> str:
         """Returns why it cannot be made; empty: it is."""
         unused = [one for one, space in self._spaces.items() if not space.owners]
-        if len(self._spaces) >= MOST_SPACES and not unused:
+        if len(self._spaces) - len(unused) >= MOST_SPACES:
             return f"{MOST_SPACES} others are kept, the most there can be"
-        for one in unused[: max(0, 1 + len(self._spaces) - MOST_SPACES)]:
-            self._skipped_writes += self._spaces.pop(one).skipped_writes
+        for one in unused[: max(0, len(unused) - MOST_UNUSED_SPACES)]:
+            space = self._spaces.pop(one)
+            self._skipped_writes += space.skipped_writes
+            space.pool.close()
         try:
             pool = SlotPool(num_slots, slot_bytes)
         except OSError as error:
@@ -164,8 +169,7 @@ class KeeperService(LoopService):
             if self._scanned and (self.status.phase == Phase.LOADING or self._unopened):
                 self._found(self._disk)
             for done in self._threads.take_done():
-                if (space := self._spaces.get(done.name.space)) is not None:
-                    space.disk_done(done)
+                done.then(done)
             for name in self._disk.take_gone() if self._disk.gone else ():
                 if (space := self._spaces.get(name.space)) is not None:
                     space.gone_from_disk(name.key)

@@ -19,8 +19,10 @@ from penstock.services.keeper.pool import SlotPool
 from penstock.services.keeper.tier import BlockName
 
 Send = Callable[[str, Message], bool]
-MOST_LENT_SHARE = 4
-"""At most every so many-th slot is lent to one scheduler."""
+MOST_LENT_SHARE = 8
+"""At most every so many-th slot is lent; all schedulers of the space share them …"""
+MOST_LENT_ALL = 2
+"""… and have never more than every so many-th: the others are there to be read."""
 MOST_WRITING_SHARE = 2
 """At most every so many-th slot waits to be written to disk; what comes beyond is not written."""
 MOST_TOLD_KEYS = 1 << 20
@@ -66,6 +68,14 @@ class Space:
         self._gone: list[bytes] = []
         self._waiting: dict[bytes, list[tuple[Reading, int]]] = {}
         """Key → who waits for it to be read from disk, and in which place."""
+        self._dropped_reads: set[bytes] = set()
+        """Blocks that must not be used, though they are just being read …"""
+        self._writes: dict[int, bytes] = {}
+        """What is on its way to the disk, by slot."""
+        self._dropped_writes: dict[int, bytes] = {}
+        """… or written."""
+        self._unwritten: dict[bytes, None] = {}
+        """Blocks that wait until fewer are being written, the first ones first."""
 
     # --- schedulers come and go
 
@@ -74,7 +84,7 @@ class Space:
         ask for them."""
         self.leave(address)
         pool = self.pool
-        self.owners[address] = owner = Owner(min(lent, max(1, pool.num_slots // MOST_LENT_SHARE)))
+        self.owners[address] = owner = Owner(lent)
         on_disk = self._disk.keys(self._name) if self._disk is not None else []
         keys = list(dict.fromkeys([*on_disk, *pool.keys()]))[-MOST_TOLD_KEYS:]
         for begin in range(0, len(keys), KEYS_IN_MESSAGE):
@@ -95,8 +105,10 @@ class Space:
             self.pool.give_back(slot)
 
     def _lend(self, owner: Owner) -> list[int]:
-        slots = []
-        while len(owner.lent) < owner.wanted and (slot := self._take()) is not None:
+        num_slots, slots = self.pool.num_slots, list[int]()
+        share = min(owner.wanted, max(1, num_slots // MOST_LENT_SHARE // len(self.owners)))
+        room = num_slots // MOST_LENT_ALL - sum(len(one.lent) for one in self.owners.values())
+        while len(owner.lent) < share and len(slots) < room and (slot := self._take()) is not None:
             owner.lent.add(slot)
             slots.append(slot)
         return slots
@@ -108,10 +120,15 @@ class Space:
         slot, key = taken
         if key is not None and not self._on_disk(key):
             self._gone.append(key)
+            if key in self._unwritten:
+                del self._unwritten[key]
+                self.skipped_writes += 1
         return slot
 
     def _on_disk(self, key: bytes) -> bool:
-        return self._disk is not None and self._disk.has(BlockName(self._name, key))
+        if self._disk is None or (self._dropped_writes and key in self._dropped_writes.values()):
+            return False
+        return self._disk.has(BlockName(self._name, key))
 
     # --- put
 
@@ -127,8 +144,9 @@ class Space:
             if slot in owner.lent:
                 owner.lent.discard(slot)
                 self.pool.give_back(slot)
-        if more := self._lend(owner):
-            self._send(address, TierLent(more))
+        for each, one in self.owners.items():  # what one has more than its share, others lack
+            if more := self._lend(one):
+                self._send(each, TierLent(more))
 
     def _fill(self, key: bytes, slot: int) -> None:
         if not self.pool.fill(slot, key):
@@ -138,10 +156,24 @@ class Space:
         if threads is None or self._on_disk(key):
             return
         if threads.writing >= max(1, self.pool.num_slots // MOST_WRITING_SHARE):
-            self.skipped_writes += 1
+            self._unwritten[key] = None
             return
+        self._write(threads, key, slot)
+
+    def _write(self, threads: DiskThreads, key: bytes, slot: int) -> None:
         self.pool.pin(slot)
-        threads.write(BlockName(self._name, key), slot, self.pool.slot(slot))
+        self._writes[slot] = key
+        threads.write(BlockName(self._name, key), slot, self.pool.slot(slot), self.disk_done)
+
+    def _write_next(self) -> None:
+        """A write is over: one that had to wait begins, if its block is still in memory."""
+        while self._unwritten and self._threads is not None:
+            key = next(iter(self._unwritten))
+            del self._unwritten[key]
+            slot = self.pool.slot_of(key)
+            if slot is not None and not self._on_disk(key):
+                self._write(self._threads, key, slot)
+                return
 
     # --- get
 
@@ -156,6 +188,8 @@ class Space:
             if slot is not None:
                 self.pool.pin(slot)
                 reading.slots[place] = slot
+                if self._disk is not None:
+                    self._disk.touch(BlockName(self._name, key))
             elif not self._read(reading, place, key):
                 break
         for slot in reversed([slot for slot in reading.slots if slot is not None]):
@@ -178,7 +212,8 @@ class Space:
             if slot is None:
                 return False
             waiting = self._waiting[key] = []
-            self._threads.read(BlockName(self._name, key), slot, self.pool.slot(slot))
+            name = BlockName(self._name, key)
+            self._threads.read(name, slot, self.pool.slot(slot), self.disk_done)
         waiting.append((reading, place))
         reading.pending += 1
         return True
@@ -186,25 +221,40 @@ class Space:
     def disk_done(self, done: Done) -> None:
         key, slot, pool = done.name.key, done.slot, self.pool
         if not done.was_read:
-            pool.unpin(slot)
+            self._written(done)
             return
-        if not done.ok:
+        ok = done.ok and key not in self._dropped_reads
+        self._dropped_reads.discard(key)
+        if not ok:
             pool.give_back(slot)
         elif not pool.fill(slot, key):
             slot = pool.find(key) or 0
         for reading, place in self._waiting.pop(key, []):
             reading.pending -= 1
-            if done.ok:
+            if ok:
                 pool.pin(slot)
                 reading.slots[place] = slot
             if not reading.pending:
                 self._answer(reading)
 
+    def _written(self, done: Done) -> None:
+        """What was dropped meanwhile must not be found again."""
+        key = self._dropped_writes.pop(done.slot, None)
+        if key is not None and self._disk is not None:
+            self._disk.drop(done.name, corrupted=False)
+        self._writes.pop(done.slot, None)
+        self.pool.unpin(done.slot)
+        self._write_next()
+
     def _answer(self, reading: Reading) -> None:
         if reading.released:
             self._unpin(reading)
             return
-        end = reading.slots.index(None) if None in reading.slots else len(reading.slots)
+        end = 0  # a block that was dropped meanwhile has no key any more
+        for slot, key in zip(reading.slots, reading.keys, strict=True):
+            if slot is None or self.pool.key(slot) != key:
+                break
+            end += 1
         for slot in reading.slots[end:]:
             if slot is not None:
                 self.pool.unpin(slot)
@@ -237,7 +287,11 @@ class Space:
 
     def drop(self, keys: list[bytes], *, corrupted: bool) -> None:
         """These blocks are not to be used."""
+        dropped = set(keys)
+        self._dropped_reads |= dropped & self._waiting.keys()
+        self._dropped_writes |= {s: key for s, key in self._writes.items() if key in dropped}
         for key in keys:
+            self._unwritten.pop(key, None)
             self.pool.drop(key)
             if self._disk is not None and self._on_disk(key):
                 self._disk.drop(BlockName(self._name, key), corrupted=corrupted)

@@ -41,7 +41,8 @@ from penstock.services.scheduler.integrity import check_state
 from penstock.services.scheduler.kv_tier import KVTier
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
-from penstock.services.scheduler.planner import Planner, Step
+from penstock.services.scheduler.planned_step import Step
+from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader

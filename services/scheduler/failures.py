@@ -25,7 +25,7 @@ from penstock.services.scheduler.endings import (
 )
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.open_sequences import OpenSequences
-from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.sequence import Sequence
 
 SUSPECT_STALLS = 2

@@ -6,7 +6,7 @@ from collections import deque
 from math import ceil
 
 from penstock.protocol.wire.messages.engine import StepShape
-from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.sequence import Sequence
 
 _SMOOTHING = 0.2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from penstock.services.scheduler.planner import Planner, Step
+from penstock.services.scheduler.planned_step import Step
+from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.registry import RequestRegistry
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 

@@ -8,7 +8,7 @@ from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.trace_context import exemplar_id
 from penstock.services.scheduler.core import SchedulerCore
-from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.stats import SchedulerStats
 

@@ -12,7 +12,7 @@ from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.endings import ALL_BANNED, NOT_POOLED, outgrown
 from penstock.services.scheduler.failures import FailureHandler
 from penstock.services.scheduler.open_sequences import OpenSequences
-from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.sequence import Sequence
 
 

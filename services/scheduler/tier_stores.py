@@ -35,6 +35,8 @@ class StoreQueue:
         """Wanted blocks (name, block) that are about to be overwritten."""
         self.room = 0
         """How many more can be copied now."""
+        self.most_urgent = 0
+        """How many may be copied ahead of one step."""
         self.missed = 0
         """Wanted blocks that were overwritten because there was no room."""
 
@@ -67,7 +69,7 @@ class StoreQueue:
         del self._wanted[name]
         if self._blocks.completed_by(block) > self._answered:
             return
-        if len(self.urgent) < self.room:
+        if len(self.urgent) < min(self.room, self.most_urgent):
             self.urgent.append((name, block))
         else:
             self.missed += 1

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
+from penstock.protocol.kv_slots import HEADER_BYTES, holds, open_pool, seal, slot_bytes
 from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, split
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.worker.executor import DirectExecutor, Executor
@@ -41,6 +41,8 @@ class BlockCopies:
         self._blocks, self._num_blocks = blocks, num_blocks
         self._pool = ""
         self._memory: memoryview | None = None
+        self._own = memoryview(bytearray(self.slot_bytes))
+        """A slot that nobody else writes into: what is sealed or checked is what is copied."""
 
     def answer(self, message: KVCopies, epoch: int, launched: int, expected: int) -> KVCopied:
         """Copy in turn: behind the step that was ``launched`` last, where the next one is
@@ -71,9 +73,9 @@ class BlockCopies:
         return KVCopied(message.epoch, message.number, done, seconds, corrupted, failure)
 
     def _mapped(self, pool: str) -> memoryview:
-        """Raises ``OSError`` where the keeper is gone."""
+        """Raises ``OSError`` or ``ValueError`` where the keeper is gone."""
         if self._memory is None or self._pool != pool:
-            descriptor = os.open(pool, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = open_pool(pool, self.slot_bytes)
             try:
                 size = os.fstat(descriptor).st_size
                 self._memory = memoryview(mmap.mmap(descriptor, size))
@@ -90,15 +92,17 @@ class BlockCopies:
         return memory[begin:end]
 
     def _store(self, block: int, place: memoryview, key: bytes) -> None:
-        size = self._blocks.block_bytes
-        self._blocks.read(block, place[HEADER_BYTES : HEADER_BYTES + size])
-        seal(place, self.space, key, size)
+        own, size = self._own, self._blocks.block_bytes
+        self._blocks.read(block, own[HEADER_BYTES : HEADER_BYTES + size])
+        seal(own, self.space, key, size)
+        place[:] = own
 
     def _load(self, block: int, place: memoryview, key: bytes) -> bool:
-        if not holds(place, self.space, key):
+        own, size = self._own, self._blocks.block_bytes
+        own[:] = place
+        if not holds(own, self.space, key):
             return False
-        size = self._blocks.block_bytes
-        self._blocks.write(block, place[HEADER_BYTES : HEADER_BYTES + size])
+        self._blocks.write(block, own[HEADER_BYTES : HEADER_BYTES + size])
         return True
 
 

@@ -30,6 +30,7 @@ from penstock.services.worker.load_report import LoadReport, say_report
 from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.slot_spans import SlotSpans
+from penstock.services.worker.speculation.draft_metrics import report_drafts
 from penstock.services.worker.step_limit import IMPROVE_LIMIT_SECONDS, StepLimits
 
 KEPT_ANSWERS = 8
@@ -344,27 +345,14 @@ class WorkerService(LoopService):
                 self._reset(self.executor)
 
     def on_tick(self, now: float) -> None:
-        self._count_drafts()
+        if self.executor is not None and self.executor.draft_counts is not None:
+            report_drafts(self.executor.draft_counts, self.metrics)
         self.report(self.metrics)
         if self._rendezvous is not None:
             for refusal in self._rendezvous.complaints():
                 self.log.error(refusal)
         self._tidy(now)
         self._improve(now)
-
-    def _count_drafts(self) -> None:
-        counts = self.executor.draft_counts if self.executor is not None else None
-        if counts is None:
-            return
-        for name, sources in (
-            ("spec_decode_draft_tokens_total", counts.drafted),
-            ("spec_decode_accepted_tokens_total", counts.accepted),
-        ):
-            for source, by_place in sources.items():
-                for place, number in enumerate(by_place):
-                    if number:
-                        self.metrics.counter(name, source, str(place)).value = number
-        self.metrics.set("spec_decode_saved_seconds", counts.saved_seconds)
 
     def _tidy(self, now: float) -> None:
         """Once in each pause, prepare for what comes seldom, and give back what steps have left

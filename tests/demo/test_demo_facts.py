@@ -40,6 +40,8 @@ SINCE = {
     "--disable-custom-all-reduce",
     *("--lora", "--max-loras", "--max-lora-rank", "--lora-dirs", "--lora-required"),
     "--otel-traces",
+    *("--kv-tier-memory-bytes", "--kv-tier-disk", "--kv-tier-disk-bytes", "--kv-tier-store-after"),
+    *("--speculative", "--speculative-tokens", "--speculative-history"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

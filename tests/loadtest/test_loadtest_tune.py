@@ -75,7 +75,7 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
     assert config.device.null_step_ms == 2
     assert config.scheduler.max_num_seqs == found["max_num_seqs"] >= 1
     assert all(sources[name].origin == "file" for name in TUNED)
-    assert "steps: 1 rows at 44 positions: 2" in done.stderr, "nothing is tuned silently"
+    assert "steps: 1 rows at 44 positions: " in done.stderr, "nothing is tuned silently"
     assert "load: one at a time: 100 % of" in done.stderr
 
 

@@ -108,6 +108,10 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "uds_mode": {"uds": "/run/penstock.sock"},
     "tls_cert": {"tls_key": __file__},
     "tls_key": {"tls_cert": __file__},
+    "kv_tier_disk_bytes": {"kv_tier_disk": "/var/cache/penstock"},
+    "kv_tier_store_after": {"kv_tier_memory_bytes": 2**30},
+    "speculative_tokens": {"speculative": "suffix"},
+    "speculative_history": {"speculative": "suffix"},
 }
 
 

@@ -32,7 +32,9 @@ class TierOpened(msgspec.Struct, frozen=True, array_like=True, tag=61, gc=False)
 
     space: bytes
     pool: str
-    """Path of the shared memory, for the processes of the same user on this host."""
+    """The shared memory, for the processes of the same user on this host: see
+    ``penstock.protocol.kv_slots.open_pool``. Empty without a refusal: the keeper does not know the
+    scheduler (any more), which opens anew."""
     num_slots: int
     slots: list[int]
     """Lent to the scheduler."""

@@ -98,7 +98,6 @@ class GpuExecutor:
     labels: list[str] = []
     adapters: list[Adapter] = []
     described = ""
-
     max_in_flight = RING - 1
     shape = STEP_SHAPE
     account: MemoryAccount | None = None

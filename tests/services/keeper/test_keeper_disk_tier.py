@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.protocol.kv_slots import HEADER_BYTES, seal, slot_bytes
+from penstock.services.keeper import disk_tier
 from penstock.services.keeper.disk_tier import DiskTier
 from penstock.services.keeper.tier import BlockName
 
@@ -121,3 +122,54 @@ def test_a_disk_that_takes_nothing_costs_the_block_alone(tmp_path: Path) -> None
     assert not tier.put(name(1), block(name(1)))
     assert tier.failed_writes == 1
     assert not tier.get(name(1), memoryview(bytearray(SLOT)))
+
+
+def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, 1 << 20)
+    tier.put(name(1), block(name(1)))
+    path = file_of(tmp_path, name(1))
+    path.unlink()
+    os.mkfifo(path)
+    os.mkfifo(path.with_name("a.1.1.part"))
+    assert not tier.get(name(1), memoryview(bytearray(SLOT)))
+    tier.scan()
+
+
+def test_a_folder_of_a_space_is_for_its_user_alone(tmp_path: Path) -> None:
+    DiskTier(tmp_path, 1 << 20).put(name(1), block(name(1)))
+    assert stat.S_IMODE((tmp_path / SPACE.hex()).stat().st_mode) == 0o700
+
+
+def test_a_block_that_is_written_while_a_scan_finds_it_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DiskTier(tmp_path, 1 << 20).put(name(1), block(name(1)))
+    tier = DiskTier(tmp_path, 1 << 20)
+    write = disk_tier._write
+
+    def scan_between(part: Path, content: memoryview, path: Path) -> None:
+        write(part, content, path)
+        tier.scan()
+
+    monkeypatch.setattr(disk_tier, "_write", scan_between)
+    assert tier.put(name(1), block(name(1)))
+    assert tier.used == SLOT
+
+
+def test_a_scan_goes_on_behind_a_file_that_vanishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, 1 << 20)
+    for number in (1, 2):
+        tier.put(name(number), block(name(number)))
+    listed = disk_tier._listed
+
+    def listed_late(path: Path | str) -> list[os.DirEntry[str]]:
+        entries = listed(path)
+        file_of(tmp_path, name(1)).unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(disk_tier, "_listed", listed_late)
+    again = DiskTier(tmp_path, 1 << 20)
+    again.scan()
+    assert again.keys(SPACE) == [name(2).key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.config.fields import ClusterConfig
 from penstock.protocol.kv_slots import HEADER_BYTES, seal, slot_bytes
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.kv_tier import TierKeys, TierOpen, TierOpened
+from penstock.protocol.wire.messages.kv_tier import TierGet, TierKeys, TierOpen, TierOpened
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.security import SecurityError
 from penstock.services.keeper.disk_tier import DiskTier
@@ -104,3 +105,39 @@ def test_blocks_that_the_disk_was_too_slow_for_are_counted(told: Told) -> None:
     told.keeper._skipped_writes = 4
     told.keeper.on_tick(0.0)
     assert told.keeper.metrics.counter("kv_tier_skipped_writes_total").value == 7
+
+
+def test_a_scheduler_that_was_taken_for_gone_is_told_to_open_anew(told: Told) -> None:
+    told.scans[0]()
+    told.keeper.on_message(1, TierGet(3, KEY, "S"), 0.0)
+    assert told.said == [TierOpened(b"", "", 0, [])]
+
+
+def test_spaces_that_no_engine_has_any_more_give_their_memory_back(told: Told) -> None:
+    told.scans[0]()
+    paths = []
+    for number in range(4):
+        told.keeper.on_message(1, TierOpen(bytes([number]) * 16, SLOT, 4, "S"), 0.0)
+        opened = told.said[-1]
+        assert isinstance(opened, TierOpened)
+        paths.append(Path(opened.pool.split()[0]))
+    assert len(told.keeper._spaces) == 2
+    assert [path.exists() for path in paths[-2:]] == [True, True]
+
+
+def test_what_the_disk_did_for_a_space_that_is_gone_changes_no_other(told: Told) -> None:
+    told.scans[0]()
+    keeper = told.keeper
+    keeper.on_message(1, TierOpen(SPACE, SLOT, 4, "S"), 0.0)
+    old = keeper._spaces.pop(SPACE)
+    keeper.on_message(1, TierOpen(SPACE, SLOT, 4, "T"), 0.0)
+    new = keeper._spaces[SPACE]
+    old.get("S", 1, [KEY])
+    old.pool.close()
+    assert keeper._threads is not None
+    guard = time.monotonic() + 60
+    while keeper._threads.reading and time.monotonic() < guard:
+        keeper.work(0.0)
+        time.sleep(0.001)
+    assert new.pool.num_blocks == 0
+    assert old.pool.num_blocks == 1

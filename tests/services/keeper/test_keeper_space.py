@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar
+
+import pytest
 
 from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
 from penstock.protocol.wire.codec import Message
@@ -22,12 +26,17 @@ BLOCK_BYTES = 100
 class Kept:
     """A space with one scheduler, S."""
 
-    def __init__(self, slots: int, folder: Path | None = None, lent: int = 2) -> None:
+    def __init__(
+        self, slots: int, folder: Path | None = None, lent: int = 2, paused: bool = False
+    ) -> None:
         self.said: list[tuple[str, Message]] = []
         self.disk = DiskTier(folder, 1 << 20) if folder is not None else None
         if self.disk is not None:
             self.disk.scan()
         self.threads = DiskThreads(self.disk) if self.disk is not None else None
+        self.tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        if paused and self.threads is not None:
+            self.threads._reads = self.threads._writes = self.tasks
         self.pool = SlotPool(slots, slot_bytes(BLOCK_BYTES))
         self.space = Space(SPACE, self.pool, self._send, self.disk, self.threads)
         self.space.open("S", lent)
@@ -47,7 +56,8 @@ class Kept:
         seal(place, SPACE, key, BLOCK_BYTES)
         self.space.stored("S", [key], [slot], [])
         self.lent += self.last(TierLent).slots
-        self.settle()
+        if self.tasks.empty():
+            self.settle()
 
     def get(self, number: int, *keys: bytes) -> list[int]:
         self.space.get("S", number, list(keys))
@@ -56,11 +66,22 @@ class Kept:
         assert found.number == number
         return found.slots
 
+    def do(self, count: int) -> None:
+        """The disk, which is paused, does so much."""
+        for _ in range(count):
+            self.tasks.get_nowait()()
+
+    def hear(self) -> None:
+        """The keeper hears what the disk has done."""
+        assert self.threads is not None
+        for done in self.threads.take_done():
+            done.then(done)
+
     def settle(self) -> None:
         """Let the disk do all that it is to do."""
         while self.threads is not None and (self.threads.reading or self.threads.writing):
             for done in self.threads.take_done():
-                self.space.disk_done(done)
+                done.then(done)
             time.sleep(0.001)
         self.space.tell()
 
@@ -144,3 +165,145 @@ def test_a_block_that_is_dropped_is_nowhere(tmp_path: Path) -> None:
     kept.space.drop([key(1)], corrupted=True)
     assert kept.get(1, key(1)) == []
     assert not list(tmp_path.rglob("*.kv"))
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_block_that_is_dropped_while_it_is_written_to_disk_stays_nowhere(
+    tmp_path: Path, written: bool
+) -> None:
+    kept = Kept(8, tmp_path, paused=True)
+    kept.store(key(1))
+    if written:
+        kept.do(1)
+    kept.space.drop([key(1)], corrupted=False)
+    if not written:
+        kept.do(1)
+    kept.space.get("S", 1, [key(1)])
+    assert kept.last(TierGot).slots == []
+    kept.hear()
+    assert kept.tasks.empty()
+    assert not list(tmp_path.rglob("*.kv"))
+    kept.store(key(1))
+    kept.do(1)
+    kept.hear()
+    assert len(list(tmp_path.rglob("*.kv"))) == 1
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_block_that_is_dropped_while_it_is_read_is_given_to_nobody(
+    tmp_path: Path, read: bool
+) -> None:
+    before = Kept(8, tmp_path)
+    for number in range(2):
+        before.store(key(number))
+    kept = Kept(8, tmp_path, paused=True)
+    kept.space.get("S", 1, [key(0), key(1)])
+    kept.do(1)
+    if read:
+        kept.do(1)
+    else:
+        kept.hear()
+    kept.space.drop([key(0)], corrupted=False)
+    if not read:
+        kept.do(1)
+    kept.hear()
+    assert kept.last(TierGot).slots == []
+    kept.space.release("S", 1)
+    assert not kept.pool.has(key(0))
+    assert kept.pool.has(key(1))
+
+
+@pytest.mark.parametrize("owners", [1, 4, 16])
+def test_many_schedulers_leave_slots_to_be_read(owners: int) -> None:
+    kept = Kept(64, lent=100)
+    for number in range(1, owners):
+        kept.space.open(f"S{number}", 100)
+    lent = [slot for _, said in kept.said if isinstance(said, TierOpened) for slot in said.slots]
+    assert len(lent) == len(set(lent)) <= 32
+    assert all(one.lent for one in kept.space.owners.values())
+    kept.space.leave("S")
+    assert sum(len(one.lent) for one in kept.space.owners.values()) <= 32
+
+
+def test_a_scheduler_without_slots_gets_some_when_another_one_gives_some_back() -> None:
+    kept = Kept(8)
+    for number in range(1, 5):
+        kept.space.open(f"S{number}", 2)
+    assert not kept.last(TierOpened).slots
+    kept.space.stored("S", [], [], kept.lent)
+    assert [to for to, said in kept.said if isinstance(said, TierLent)] == ["S"]
+    kept.space.leave("S1")
+    kept.space.stored("S", [], [], kept.last(TierLent).slots)
+    assert {to for to, said in kept.said if isinstance(said, TierLent)} == {"S", "S4"}
+
+
+def test_slots_of_a_lost_scheduler_are_lent_after_all_others() -> None:
+    kept = Kept(32)
+    first = set(kept.lent)
+    kept.space.open("S", 2)
+    assert not first & set(kept.last(TierOpened).slots)
+
+
+def test_what_the_disk_was_too_slow_for_is_written_later(tmp_path: Path) -> None:
+    kept = Kept(8, tmp_path, paused=True)
+    for number in range(6):
+        kept.store(key(number))
+    assert kept.tasks.qsize() == 4
+    for _ in range(6):
+        kept.do(1)
+        kept.hear()
+    assert kept.tasks.empty()
+    assert len(list(tmp_path.rglob("*.kv"))) == 6
+    assert not kept.space.skipped_writes
+
+
+def test_a_block_that_leaves_memory_before_the_disk_had_time_for_it_is_counted(
+    tmp_path: Path,
+) -> None:
+    kept = Kept(8, tmp_path, paused=True, lent=1)
+    for number in range(9):
+        kept.store(key(number))
+    assert kept.space.skipped_writes == 2
+    assert not kept.pool.has(key(4))
+
+
+def test_a_block_that_is_read_from_memory_is_not_the_next_to_leave_the_disk(
+    tmp_path: Path,
+) -> None:
+    kept = Kept(8, tmp_path)
+    assert kept.disk is not None
+    kept.disk.limit = 3 * kept.pool.slot_bytes
+    for number in range(3):
+        kept.store(key(number))
+    kept.get(1, key(0))
+    kept.store(key(3))
+    assert set(kept.disk.keys(SPACE)) == {key(0), key(2), key(3)}
+
+
+def test_reads_and_writes_go_on_after_a_task_that_failed(tmp_path: Path) -> None:
+    kept = Kept(8, tmp_path)
+    kept.store(key(1))
+    assert kept.threads is not None
+
+    def fail() -> None:
+        raise OSError("looking through the folder failed")
+
+    kept.threads.first(fail)
+    again = Kept(8, tmp_path)
+    assert again.threads is not None
+    again.threads.first(fail)
+    assert len(again.get(1, key(1))) == 1
+
+
+def test_a_closed_pool_is_found_by_nobody_and_read_to_the_end(tmp_path: Path) -> None:
+    before = Kept(8, tmp_path)
+    before.store(key(1))
+    kept = Kept(8, tmp_path, paused=True)
+    kept.space.get("S", 1, [key(1)])
+    path = Path(kept.pool.path.split()[0])
+    assert path.exists()
+    kept.pool.close()
+    assert not path.exists()
+    kept.do(1)
+    kept.hear()
+    assert holds(kept.pool.slot(kept.last(TierGot).slots[0]), SPACE, key(1))

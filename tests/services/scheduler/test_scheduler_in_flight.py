@@ -6,7 +6,7 @@ import pytest
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.services.scheduler.in_flight import StepsInFlight
-from penstock.services.scheduler.planner import Step
+from penstock.services.scheduler.planned_step import Step
 
 SHAPE = StepShape(certain_share=0.6, round_trip_seconds=0.0015, lead_seconds=0.015)
 

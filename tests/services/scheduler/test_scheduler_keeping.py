@@ -93,3 +93,17 @@ def test_a_worker_with_other_weights_finds_nothing_of_the_one_before() -> None:
     assert not tier.is_open, "that was the answer to an older question"
     talk.keeping.handle(KEEPER, TierOpened(b"t" * 16, "pool", 8, [3]), 2.2)
     assert tier.is_open
+
+
+def test_a_scheduler_that_its_keeper_does_not_know_any_more_opens_anew() -> None:
+    talk = Talk()
+    talk.keeping.handle(KEEPER, TierKeys(SPACE, b"k" * 16), 0.1)
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [1]), 0.1)
+    talk.keeping.handle(KEEPER, TierOpened(b"", "", 0, []), 10.0)
+    assert not talk.keeping.tier._known
+    talk.keeping._find(10.0)
+    first, second = talk.said
+    assert isinstance(first, TierOpen)
+    assert second == first
+    talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [2]), 10.1)
+    assert talk.keeping.tier.is_open

@@ -277,6 +277,18 @@ def test_tokens_are_right_whatever_happens(seed: int) -> None:
     assert len(engine.tier._loads) == 0
 
 
+def test_few_blocks_are_copied_ahead_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = KeptEngine(small(num_blocks=12, max_model_len=47), Keeper(), after=1)
+    monkeypatch.setattr(engine.tier, "after_step", lambda: None)
+    engine.tier._stores.most_urgent = 1
+    for request in range(1, 9):
+        engine.submit(request, prompt(40, 100 * request), 1)
+    engine.run()
+    stored = [copies for copies in engine.copies if copies.store]
+    assert {len(copies.blocks) for copies in stored} == {1}
+    assert engine.tier._stores.missed
+
+
 def test_a_load_overwrites_no_block_that_is_still_to_be_stored() -> None:
     keeper = Keeper()
     kept, other = prompt(36), prompt(40, 50)

@@ -101,6 +101,7 @@ class Loop(SchedulerService):
         self._failed_beside = []
         self._plan_at = 0.0
         self._plans = SentPlans(outbox.send)
+        self._keeping = None
 
     def _hand_out(self, batches: Batches) -> None:
         self.batches += batches

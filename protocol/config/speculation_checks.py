@@ -1,0 +1,45 @@
+"""What drafts do not go together with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.protocol.config.fields import Config, SpeculationConfig
+from penstock.protocol.config.sources import Provenance
+
+
+def contradictions_of_speculation(config: Config, sources: Provenance) -> Iterator[str]:
+    """What was asked for by name must be possible; ``auto`` is off where it is not."""
+    source = config.speculation.speculative
+    if source in {"suffix", "ngram"}:
+        flag = f"--speculative {source}"
+        if config.device.device in {"cuda", "null"}:
+            yield (
+                f"{flag} needs --device cpu, not {config.device.device}: drafts are verified on "
+                "the CPU alone; use --speculative off"
+            )
+        if config.cluster.world_size > 1:
+            yield (
+                f"{flag} does not go with a model divided among {config.cluster.world_size} "
+                "devices; use --speculative off"
+            )
+    else:
+        for name in ("speculative_tokens", "speculative_history"):
+            if _is_set(config, sources, name):
+                value = getattr(config.speculation, name)
+                yield (
+                    f"--{name.replace('_', '-')} {value} has no meaning with --speculative "
+                    f"{source}, which drafts nothing; add --speculative suffix or ngram"
+                )
+    if source == "ngram" and _is_set(config, sources, "speculative_history"):
+        yield (
+            f"--speculative-history {config.speculation.speculative_history} has no meaning with "
+            "--speculative ngram, which looks at a sequence's own text"
+        )
+
+
+def _is_set(config: Config, sources: Provenance, name: str) -> bool:
+    """Whether somebody asked for another value than the default, which contradicts nobody."""
+    if sources[name].origin in {"default", "derived"}:
+        return False
+    return bool(getattr(config.speculation, name) != getattr(SpeculationConfig(), name))

@@ -1,0 +1,162 @@
+"""With ``--speculative`` the built-in model streams what it streams without, whatever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from served import Served, served
+from victims import children, find, nothing_held, whole_again
+
+pytestmark = pytest.mark.timeout(900)
+FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
+SUFFIX = ("--speculative", "suffix")
+REPEATED = "The red fox runs. The blue fox sleeps. The red fox runs. The blue fox sleeps. The red"
+SCHEMA = {
+    "type": "object",
+    "properties": {"capital_of_the_country": {"type": "string", "maxLength": 12}},
+    "required": ["capital_of_the_country"],
+    "additionalProperties": False,
+}
+CASES: list[dict[str, Any]] = [
+    {"prompt": REPEATED, "temperature": 0, "logprobs": 2, "ignore_eos": True},
+    {"prompt": REPEATED, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 1, "ignore_eos": True},
+    {"prompt": REPEATED, "temperature": 0, "stop": [" sleeps. The red", "zebra"]},
+    {"prompt": REPEATED, "temperature": 0.7, "seed": 4, "stop": ["s. ", "x r"], "n": 2},
+    {"prompt": "Paris:", "temperature": 0, "structured_outputs": {"json": SCHEMA}},
+    {
+        "prompt": "A list:", "temperature": 1, "seed": 5, "n": 2, "logprobs": 0,
+        "structured_outputs": {"regex": "(item one and item two, ){4}(done|finished)"},
+    },
+    {"prompt": REPEATED, "temperature": 1, "seed": 6, "frequency_penalty": 0.4, "min_tokens": 60},
+]  # fmt: skip
+
+
+class Stream:
+    """What a client of ``/v1/completions`` has of one request."""
+
+    def __init__(self) -> None:
+        self.choices: dict[int, dict[str, Any]] = {}
+        self.usage: dict[str, int] = {}
+        self.pieces = 0
+        self.ends = 0
+
+    def take(self, event: dict[str, Any]) -> None:
+        assert "error" not in event, event
+        if usage := event.get("usage"):
+            self.usage = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+        for piece in event["choices"]:
+            self.pieces += 1
+            choice = self.choices.setdefault(piece["index"], {"text": "", "ids": [], "finish": []})
+            choice["text"] += piece["text"]
+            choice["ids"] += piece.get("token_ids") or []
+            if piece["finish_reason"]:
+                choice["finish"].append((piece["finish_reason"], piece.get("stop_reason")))
+            for name, values in (piece.get("logprobs") or {}).items():
+                choice.setdefault(name, []).extend(values or [])
+
+    @property
+    def seen(self) -> tuple[dict[int, dict[str, Any]], dict[str, int], int]:
+        return self.choices, self.usage, self.ends
+
+
+class Followers:
+    """Clients that stream all cases at once."""
+
+    def __init__(self, url: str, max_tokens: int) -> None:
+        self.streams = [Stream() for _ in CASES]
+        more = {
+            "max_tokens": max_tokens, "stream": True, "return_token_ids": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        self._url, self._bodies = url + "/v1/completions", [{**case, **more} for case in CASES]
+
+    async def __aenter__(self) -> Followers:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
+        self._tasks = [
+            asyncio.create_task(self._follow(*one))
+            for one in zip(self.streams, self._bodies, strict=True)
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._session.close()
+
+    async def until(self, pieces: int) -> None:
+        async with asyncio.timeout(300):
+            while any(
+                one.pieces < pieces and not task.done()
+                for one, task in zip(self.streams, self._tasks, strict=True)
+            ):
+                await asyncio.sleep(0.002)
+
+    async def ends(self) -> list[Any]:
+        await asyncio.gather(*self._tasks)
+        return [one.seen for one in self.streams]
+
+    async def _follow(self, stream: Stream, body: dict[str, Any]) -> None:
+        async with self._session.post(self._url, json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    stream.ends += 1
+                elif data:
+                    stream.take(json.loads(data))
+
+
+def streamed(server: Served, max_tokens: int) -> list[Any]:
+    async def follow() -> list[Any]:
+        async with Followers(server.url, max_tokens) as followers:
+            return await followers.ends()
+
+    return asyncio.run(follow())
+
+
+@contextlib.contextmanager
+def drafting(*flags: str) -> Iterator[Served]:
+    with served(*FLAGS, *SUFFIX, *flags) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_streams_are_the_same_with_drafts_and_without() -> None:
+    with served(*FLAGS) as plain:
+        expected = streamed(plain, 100)
+    with drafting() as server:
+        for _ in range(3):  # drafts of the later ones come from the outputs of the first
+            for case, got, wanted in zip(CASES, streamed(server, 100), expected, strict=True):
+                assert got == wanted, case
+        counts = server.settled()
+        assert counts["penstock_spec_decode_accepted_tokens_total"] > 100
+        nothing_held(server)
+
+
+@pytest.mark.chaos
+def test_killed_processes_change_no_stream_with_drafts() -> None:
+    with drafting("--fault", "worker:sleep=0.02@step", "--restart-wait-s", "120") as server:
+        expected, count = streamed(server, 150), len(children(server))
+
+        async def strike(role: str) -> list[Any]:
+            victim = find(server, role)
+            async with Followers(server.url, 150) as followers:
+                await followers.until(3)
+                struck = time.monotonic()
+                victim.kill()
+                found = await followers.ends()
+            whole_again(server, [victim], count, struck)
+            return found
+
+        for role in ("worker", "scheduler", "worker"):
+            for case, got, wanted in zip(CASES, asyncio.run(strike(role)), expected, strict=True):
+                assert got == wanted, (role, case)
+        nothing_held(server)

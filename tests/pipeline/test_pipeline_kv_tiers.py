@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from served import BUILT_IN, Served, served
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMITS = (*BUILT_IN, "--num-kv-blocks", "64", "--max-model-len", "512")
 PROMPTS = [[(7 * i + 13 * k) % 200 + 5 for i in range(300)] for k in range(5)]
@@ -111,7 +111,6 @@ def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: P
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("killed", "point"),
     [
@@ -132,7 +131,6 @@ def test_a_kill_in_the_middle_of_copies_costs_no_request_and_no_text(
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("killed", ["scheduler", "router"])
 def test_a_kill_while_prompts_are_stored_and_loaded_costs_no_request_and_no_text(
     tmp_path: Path, texts: list[str], killed: str

@@ -366,7 +366,9 @@ class KVTier:
             self._copy_piece(load)
         else:
             seconds = now - load.began
-            self._load_rate = _mean(self._load_rate, seconds / (load.done * self.slot_bytes))
+            rate, share = seconds / (load.done * self.slot_bytes), load.done / self._piece
+            if self._load_rate or share >= 1:  # small ones are mostly latency
+                self._load_rate = _mean(self._load_rate, rate, min(1.0, share))
             self.counters.load_seconds += seconds
             self._breaker.succeeded()
             self._end(load, failed=False)
@@ -392,5 +394,5 @@ class KVTier:
         self.after_step()
 
 
-def _mean(old: float, new: float) -> float:
-    return old + _SMOOTHING * (new - old) if old else new
+def _mean(old: float, new: float, share: float = 1.0) -> float:
+    return old + share * _SMOOTHING * (new - old) if old else new

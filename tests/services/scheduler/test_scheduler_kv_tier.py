@@ -249,13 +249,16 @@ def test_tokens_are_right_whatever_happens(seed: int) -> None:
     limits = small(num_blocks=20, max_model_len=56)
     engine = KeptEngine(limits, keeper, after=chance.choice((1, 2)))
     for request in range(1, 60):
+        engine.tier._piece = chance.choice((1, 3, 1000))
         start = 13 * chance.randrange(4)
         engine.submit(
             request, prompt(chance.randrange(3, 44), start), chance.randrange(1, 12),
             n=chance.choice((1, 1, 3)), cache_salt=chance.choice(("", "", "salt")),
         )  # fmt: skip
         for _ in range(chance.randrange(6)):
+            engine.silent = chance.random() < 0.3
             engine.step()
+        engine.silent = False
         match chance.randrange(24):
             case 0:
                 engine.restart()

@@ -6,7 +6,8 @@ from kept_engine import Keeper, KeptEngine
 from scheduler_harness import prompt, small
 
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.kv_tier import TierGot
+from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, TierGot
+from penstock.services.scheduler.kv_cache import Prefix
 
 LIMITS = small(num_blocks=12, max_model_len=44)
 """Room for one prompt of 40 tokens."""
@@ -107,3 +108,26 @@ def test_what_is_being_stored_is_waited_for_and_then_loaded() -> None:
     engine.run()
     assert engine.streams[3, 0].cached == 36
     assert engine.now == 0, "it did not wait longer than that"
+
+
+def test_small_loads_say_little_about_what_large_ones_take() -> None:
+    engine = KeptEngine(LIMITS, kept_by_another(40))
+    tier, copied = engine.tier, engine._copied
+
+    def slowly(copies: KVCopies) -> KVCopied:
+        engine.now += 0.1
+        return copied(copies)
+
+    setattr(engine, "_copied", slowly)  # noqa: B010 - the latency of a load
+    tier._piece = 100
+    engine.submit(1, prompt(40), 2)
+    engine.run()
+    assert tier.counters.hits == 9
+    assert tier._load_rate == 0, "not known yet"
+    for done in (9, 100):
+        tier._piece, tier._load_rate = 100, 1e-6
+        names = [bytes([number]) * 16 for number in range(done)]
+        load = tier._loads.begin(names, Prefix(0, []), done, 0.0)
+        load.slots, load.asked = list(range(done)), done
+        tier._copied(load, KVCopied(1, load.number, done, 0.1), 0.1)
+        assert 1e-6 < tier._load_rate < 5e-6

@@ -147,9 +147,7 @@ ENGINE = (
     Metric("kv_tier_slow_loads_total", "counter", "Prefixes computed, as that was quicker."),
     Metric("kv_tier_corrupted_total", "counter", "Stored blocks that were damaged."),
     Metric("kv_tier_failed_writes_total", "counter", "Blocks that the disk did not take."),
-    Metric(
-        "kv_tier_skipped_writes_total", "counter", "Blocks not written, as the disk was behind."
-    ),
+    Metric("kv_tier_skipped_writes_total", "counter", "Blocks lost, as the disk was behind."),
     Metric("kv_tier_used_bytes", "gauge", "Bytes of the blocks kept in a tier.", ("tier",)),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
 )

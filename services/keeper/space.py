@@ -62,7 +62,7 @@ class Space:
     ) -> None:
         self.pool, self.owners = pool, dict[str, Owner]()
         self.skipped_writes = 0
-        """Blocks that are in memory alone, since the disk was behind with others."""
+        """Blocks that left memory before the disk, which was behind with others, had taken them."""
         self._name, self._send, self._disk, self._threads = name, send, disk, threads
         self._added: list[bytes] = []
         self._gone: list[bytes] = []

@@ -16,6 +16,12 @@ from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.worker.executor import DirectExecutor, Executor
 from penstock.services.worker.kv_space import kv_space
 
+NOT_KEPT = (
+    "--kv-tier-memory-bytes and --kv-tier-disk keep blocks of models with one kind of attention on "
+    "--device cpu; this one keeps no keys and values, has layers with windows beside others, or "
+    "computes elsewhere: start it without them"
+)
+
 
 class BlockAccess(Protocol):
     """An executor's KV memory, block by block."""
@@ -115,11 +121,7 @@ def copies_of(config: Config, executor: Executor) -> BlockCopies | None:
         return None
     blocks = executor.kv_blocks if isinstance(executor, DirectExecutor) else None
     if blocks is None:
-        raise ConfigError(
-            "--kv-tier-memory-bytes and --kv-tier-disk keep blocks of models with one kind of "
-            "attention on --device cpu; this one keeps no keys and values, has layers with windows "
-            "beside others, or computes elsewhere: start it without them"
-        )
+        raise ConfigError(NOT_KEPT)
     return BlockCopies(blocks, executor.capacity.num_blocks, kv_space(config, blocks.layout))
 
 

@@ -14,6 +14,7 @@ from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import DirectExecutor, Executor
+from penstock.services.worker.kept_model import check_kept
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
@@ -35,7 +36,9 @@ def load_executor(
     ``BadModelFolder`` for a checkpoint that cannot be served and ``ConfigError`` for settings that
     do not fit it. torch is imported only for a real model.
     """
-    tasks, pooling = load_tasks(), read_pooling(read_model_info(config.model.model), config.model)
+    info = read_model_info(config.model.model)
+    check_kept(config, info)
+    tasks, pooling = load_tasks(), read_pooling(info, config.model)
     gc.disable()  # until there is what will stay: it would be walked through again and again
     try:
         if config.device.device == "null":

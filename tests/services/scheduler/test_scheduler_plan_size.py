@@ -155,7 +155,7 @@ def test_a_plan_takes_nothing_in_past_its_bound(params: dict[str, object]) -> No
 def test_a_sequence_that_is_longer_than_a_plan_takes_in_starts_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planner, "PLAN_BYTES", 600)
+    monkeypatch.setattr(planner, "PLAN_BYTES", 700)
     engine = Engine(small(num_blocks=60, max_num_batched_tokens=60, max_num_seqs=8))
     for request_id in range(3):
         engine.submit(request_id, [request_id, *range(49)], max_tokens=5)

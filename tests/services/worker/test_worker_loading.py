@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from plan_driver import PlanDriver
+from tiny_encoders import FAMILIES, make_encoder, write_encoder
 
 from penstock.protocol.config import (
     CacheConfig,
@@ -24,7 +25,7 @@ from penstock.protocol.config import (
 )
 from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
-from penstock.services.worker import model_loading
+from penstock.services.worker import loading, model_loading
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.memory import check_fits, plan_capacity
 from penstock.services.worker.memory_account import MemoryAccount
@@ -220,3 +221,17 @@ def test_the_null_worker_imports_neither_torch_nor_transformers(tiny_folder: Fol
         "sys.exit(f'imported {bad}' if bad else 0)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tiny_folder("llama"))], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("variant", ["gemma2", "an encoder"])
+def test_blocks_that_cannot_be_kept_are_refused_before_weights_are_read(
+    variant: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path
+    if variant == "an encoder":
+        write_encoder(make_encoder(next(iter(FAMILIES))), tmp_path)
+    else:
+        folder = tiny_folder(variant)
+    monkeypatch.setattr(loading, "_load", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(ConfigError, match="keep blocks of models with one kind of attention"):
+        load_executor(config_for(folder, kv_tier_memory_bytes=1 << 20), lambda note: None)

@@ -188,6 +188,7 @@ class KeeperService(LoopService):
         for space in self._spaces.values():
             blocks += space.pool.num_blocks * space.pool.slot_bytes
             skipped += space.skipped_writes
+            space.catch_up()
         metrics.counter("kv_tier_skipped_writes_total").value = float(skipped)
         metrics.set("kv_tier_used_bytes", blocks, "memory")
         corrupted = self._corrupted

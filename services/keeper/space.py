@@ -155,25 +155,29 @@ class Space:
         threads = self._threads
         if threads is None or self._on_disk(key):
             return
-        if threads.writing >= max(1, self.pool.num_slots // MOST_WRITING_SHARE):
+        if threads.writing >= self._most_writing:
             self._unwritten[key] = None
             return
         self._write(threads, key, slot)
+
+    @property
+    def _most_writing(self) -> int:
+        return max(1, self.pool.num_slots // MOST_WRITING_SHARE)
 
     def _write(self, threads: DiskThreads, key: bytes, slot: int) -> None:
         self.pool.pin(slot)
         self._writes[slot] = key
         threads.write(BlockName(self._name, key), slot, self.pool.slot(slot), self.disk_done)
 
-    def _write_next(self) -> None:
-        """A write is over: one that had to wait begins, if its block is still in memory."""
-        while self._unwritten and self._threads is not None:
+    def catch_up(self) -> None:
+        """Writes that had to wait begin, of blocks that are still in memory."""
+        threads = self._threads
+        while self._unwritten and threads is not None and threads.writing < self._most_writing:
             key = next(iter(self._unwritten))
             del self._unwritten[key]
             slot = self.pool.slot_of(key)
             if slot is not None and not self._on_disk(key):
-                self._write(self._threads, key, slot)
-                return
+                self._write(threads, key, slot)
 
     # --- get
 
@@ -244,7 +248,7 @@ class Space:
             self._disk.drop(done.name, corrupted=False)
         self._writes.pop(done.slot, None)
         self.pool.unpin(done.slot)
-        self._write_next()
+        self.catch_up()
 
     def _answer(self, reading: Reading) -> None:
         if reading.released:

@@ -35,6 +35,7 @@ class Kept:
             self.disk.scan()
         self.threads = DiskThreads(self.disk) if self.disk is not None else None
         self.tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.paused = paused
         if paused and self.threads is not None:
             self.threads._reads = self.threads._writes = self.tasks
         self.pool = SlotPool(slots, slot_bytes(BLOCK_BYTES))
@@ -56,7 +57,7 @@ class Kept:
         seal(place, SPACE, key, BLOCK_BYTES)
         self.space.stored("S", [key], [slot], [])
         self.lent += self.last(TierLent).slots
-        if self.tasks.empty():
+        if not self.paused:
             self.settle()
 
     def get(self, number: int, *keys: bytes) -> list[int]:
@@ -307,3 +308,18 @@ def test_a_closed_pool_is_found_by_nobody_and_read_to_the_end(tmp_path: Path) ->
     kept.do(1)
     kept.hear()
     assert holds(kept.pool.slot(kept.last(TierGot).slots[0]), SPACE, key(1))
+
+
+def test_what_waited_for_the_writes_of_another_space_is_written_behind_them(
+    tmp_path: Path,
+) -> None:
+    kept = Kept(8, tmp_path, paused=True)
+    assert kept.threads is not None
+    kept.threads.writing = 4  # another space's
+    kept.store(key(1))
+    assert kept.tasks.empty()
+    kept.threads.writing = 0
+    kept.space.catch_up()
+    kept.do(1)
+    kept.hear()
+    assert len(list(tmp_path.rglob("*.kv"))) == 1

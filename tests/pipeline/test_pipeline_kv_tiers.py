@@ -27,24 +27,23 @@ def flags(folder: Path, *more: str) -> tuple[str, ...]:
     return (*LIMITS, "--kv-tier-disk", str(disk), "--kv-tier-memory-bytes", str(64 << 20), *more)
 
 
-def ask(server: Served, prompt: list[int], **more: Any) -> tuple[str, int, float]:
-    """Text, tokens that were cached, and seconds."""
+def ask(server: Served, prompt: list[int], **more: Any) -> tuple[str, int]:
+    """Text, and tokens that were cached."""
     body = {"model": "penstock-demo", "prompt": prompt, "max_tokens": 8, "temperature": 0, **more}
     request = urllib.request.Request(
         server.url + "/v1/completions",
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    began = time.monotonic()
     with urllib.request.urlopen(request, timeout=120) as answer:
         found = json.load(answer)
     usage = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found["choices"][0]["text"], usage, time.monotonic() - began
+    return found["choices"][0]["text"], usage
 
 
 def ask_all(server: Served, **more: Any) -> tuple[list[str], list[int]]:
     answers = [ask(server, prompt, **more) for prompt in PROMPTS]
-    return [text for text, _, _ in answers], [cached for _, cached, _ in answers]
+    return [text for text, _ in answers], [cached for _, cached in answers]
 
 
 def until(server: Served, metric: str, least: float) -> None:
@@ -94,20 +93,19 @@ def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
         until(server, "penstock_kv_tier_corrupted_total", 5)
 
 
-def test_a_long_prompt_is_ready_sooner_after_a_restart_than_computed(tmp_path: Path) -> None:
+def test_all_of_a_long_prompt_but_its_end_comes_from_disk_after_a_restart(tmp_path: Path) -> None:
     long = [(7 * i) % 200 + 5 for i in range(1900)]
     sizes = ("--num-kv-blocks", "256", "--max-model-len", "2048", *BUILT_IN)
     kept = (*sizes, "--kv-tier-disk", str(tmp_path / "kv"), "--kv-tier-store-after", "1")
     with served(*kept) as server:
-        text, _, computing = ask(server, long, max_tokens=1)
+        text, _ = ask(server, long, max_tokens=1)
         until(server, "penstock_kv_tier_used_bytes", 1)
         slot_bytes = files(tmp_path)[0].stat().st_size
         until(server, "penstock_kv_tier_stored_bytes_total", len(long) // 16 * slot_bytes)
     assert len(files(tmp_path)) == len(long) // 16, "what is stored is written before the end"
     with served(*kept) as server:
-        again, cached, loading = ask(server, long, max_tokens=1)
+        again, cached = ask(server, long, max_tokens=1)
     assert (again, cached) == (text, 1888)
-    assert loading < computing / 2, f"{loading:.2f} s after a restart, {computing:.2f} s before"
 
 
 @pytest.mark.chaos

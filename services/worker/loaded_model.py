@@ -28,6 +28,7 @@ from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.rank_executor import RankExecutor, SilentExecutor
 
 if TYPE_CHECKING:
+    from penstock.services.worker.adapters.model_adapters import ModelAdapters
     from penstock.services.worker.gpu.compressed_layers import Compression
     from penstock.services.worker.step_profile import AnyExecutor
 
@@ -51,6 +52,8 @@ class LoadedModel(NamedTuple):
     """If it has no kernels."""
     compression: Compression | None = None
     """If it has."""
+    adapters: ModelAdapters | None = None
+    """Of rows that ask for one."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
@@ -63,9 +66,11 @@ class LoadedModel(NamedTuple):
             from penstock.services.worker.gpu.rank_decoder import rank_executor
 
             return rank_executor(*self.kernels, capacity, self.model.ranks, self.model.grouped)
+        from penstock.services.worker.adapters.device_adapters import DeviceAdapters
         from penstock.services.worker.gpu.decoder import dense_executor
 
-        return dense_executor(*self.kernels, capacity, self.compression)
+        adapters = self.adapters if isinstance(self.adapters, DeviceAdapters) else None
+        return dense_executor(*self.kernels, capacity, self.compression, adapters)
 
     def _plain(self, capacity: EngineSizes) -> ModelExecutor:
         if not isinstance(self.model, RankDecoder):

@@ -16,7 +16,11 @@ from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
-from penstock.services.worker.adapters.loading import check_adapters, load_adapters
+from penstock.services.worker.adapters.loading import (
+    asks_for_adapters,
+    check_adapters,
+    load_adapters,
+)
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -125,12 +129,14 @@ def _load(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
     )
     leave_codes(model, without)
-    adapters = load_adapters(config, model)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
         kernels = kernels_for(model, config.cache.block_size)
+    kernels = kernels_for_adapters(config, kernels)
+    adapters, held = load_adapters(config, model, in_places=isinstance(kernels, DenseModel))
     subject = subject_of(model, kernels, config, progress, compresses=ranks is None)
+    subject = subject._replace(adapters=held)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
             progress(f"compiling kernels in {ahead.processes} processes")
@@ -171,10 +177,18 @@ def _load(
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
-    held = model.adapters if isinstance(model, Decoder) else None
-    if held is not None and isinstance(executor, ModelExecutor):
+    if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
+
+
+def kernels_for_adapters(
+    config: Config, kernels: DenseModel | AttentionAlone | str
+) -> DenseModel | AttentionAlone | str:
+    """What computes a model: with adapters all layers are our kernels' or all are torch's."""
+    if isinstance(kernels, AttentionAlone) and asks_for_adapters(config):
+        return f"{kernels.reason}, and adapters are for layers that are kernels"
+    return kernels
 
 
 def subject_of(

@@ -6,8 +6,11 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import torch
+
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.adapters import named_folders
+from penstock.protocol.config.fields import LoadingConfig
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.protocol.shown_values import show
@@ -19,6 +22,7 @@ from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.quantization.reading import read_quantization
 
 _log = logging.getLogger("penstock.worker")
 
@@ -37,8 +41,8 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             f"{flag}: the model is for {', '.join(pooling.tasks) or 'no generation'} "
             f"({pooling.reason}); adapters are for models that generate alone"
         )
-    if device != "cpu":
-        raise ConfigError(f"{flag}: adapters are computed on CPUs alone; use --device cpu")
+    if device != "cpu" and (reason := _why_not_on_gpu(config, info)):
+        raise ConfigError(f"{flag}: on GPUs adapters are for {reason}; use --device cpu")
     choice = choose_model(info, config)
     if choice.specification is None:
         refusal = f" ({choice.refusal})" if choice.refusal else ""
@@ -51,6 +55,19 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             AdapterFolder(folder, sizes, config.loading.max_lora_rank)
 
 
+def _why_not_on_gpu(config: Config, info: ModelInfo) -> str:
+    """What adapters on GPUs ask for that is not there; empty: it is."""
+    if config.cluster.world_size > 1:
+        return "models on one device"
+    if read_quantization(info, config.model.quantization) is not None:
+        return "weights that are not quantized"
+    return ""
+
+
+def asks_for_adapters(config: Config) -> bool:
+    return bool(_flag(config))
+
+
 def _flag(config: Config) -> str:
     """What asks for adapters; empty: nothing does."""
     if config.loading.lora:
@@ -58,20 +75,21 @@ def _flag(config: Config) -> str:
     return "--lora-dirs" if config.launch.lora_dirs else ""
 
 
-def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
+def load_adapters(
+    config: Config, model: CausalModel, *, in_places: bool = False
+) -> tuple[list[Adapter], ModelAdapters | None]:
     """Load those that ``--lora`` names into a model that is not prepared yet; see
-    ``check_adapters``.
+    ``check_adapters``. in_places: see ``DeviceAdapters``; the model is in the form of our kernels.
 
-    All are checked before the first is read. Raises ``BadModelFolder``, and ``ConfigError`` where
-    the model takes none.
+    All are checked before the first is read. Returns ``None`` where nothing asks for adapters.
+    Raises ``BadModelFolder``, and ``ConfigError`` where the model takes none.
     """
     wanted, flag = named_folders(config), _flag(config)
     if not flag:
-        return []
+        return [], None
     if not isinstance(model, Decoder):
         raise ConfigError(f"{flag}: {words_of_others(model)}, which takes no adapters")
-    adapters = ModelAdapters(model, config.loading.max_loras)
-    model.adapters = adapters
+    adapters = _made(config.loading, model, in_places=in_places)
     checked = {}
     for name, folder in wanted:
         with _told(name, required=config.loading.lora_required):
@@ -80,9 +98,20 @@ def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
     for name, one in checked.items():
         with _told(name, required=config.loading.lora_required):
             read = one.read(adapters.item_bytes)
-            adapters.add(read)
+            with torch.inference_mode():
+                adapters.add(read)
             found.append(Adapter(name, read.digest))
-    return found
+    return found, adapters
+
+
+def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
+    if not in_places:
+        model.adapters = ModelAdapters(model, loading.max_loras)
+        return model.adapters
+    from penstock.services.worker.adapters.device_adapters import DeviceAdapters
+
+    with torch.inference_mode():
+        return DeviceAdapters(model, loading.max_loras, loading.max_lora_rank)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.graph_sizes import (
+    ADAPTED_LAYER_NODES,
     FEW_LAYER_NODES,
     FEW_MIXED_ROWS,
     LAYER_NODES,
@@ -55,6 +56,8 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
     """Whether the layers are computed by code that allocates as it goes."""
     multiprocessors: int = USUAL_MULTIPROCESSORS
     """Of the device."""
+    adapted: bool = False
+    """Whether steps with adapters have graphs of their own."""
 
     @property
     def rows(self) -> int:
@@ -93,6 +96,10 @@ def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
         operations = layer_operations(config)
         made, nodes = graph_sizes(most, rows, operations, shares_prefixes=True), LAYER_NODES
     count, graphs = graph_memory(made, config.num_layers, nodes)
+    if sizes.adapted:
+        made, nodes = few_graph_sizes(most, rows, shares_prefixes=False), ADAPTED_LAYER_NODES
+        more = graph_memory(made, config.num_layers, nodes)
+        count, graphs = count + more[0], graphs + more[1]
     changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)
     return [
         MemoryPart("graphs", graphs + LIBRARY_BYTES // 2, f"{count} graphs"),

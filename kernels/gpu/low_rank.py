@@ -32,7 +32,7 @@ of a prompt have the same."""
 RANK_UNIT = 16
 """Ranks are filled up to a multiple of it: tensor cores take no fewer."""
 _MOST_RANKS, _COLUMNS = 64, 128
-_SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
+SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
 """Inputs are divided among programs in steps of up to so many rows: among four, ``_WIDE`` inputs
 and more among eight."""
 IntArray = npt.NDArray[np.int64]
@@ -78,11 +78,11 @@ def padded_rank(rank: int) -> int:
 
 def small_numbers(rows: int, width: int) -> int:
     """Numbers that ``shrink`` writes at most for so many rows; width: see ``StackedLowRank``."""
-    return max(rows, min(rows, _SPLIT_ROWS) * _MOST_SPLITS) * width
+    return max(rows, min(rows, SPLIT_ROWS) * _MOST_SPLITS) * width
 
 
 def _splits(inputs: int, rows: int) -> int:
-    if rows > _SPLIT_ROWS:
+    if rows > SPLIT_ROWS:
         return 1
     return _MOST_SPLITS if inputs >= _WIDE else _SPLITS
 

@@ -131,14 +131,13 @@ class _Copies:
         self._read: list[torch.cuda.Event | None] = [None, None]
         """When the device has read each buffer."""
         self._turn = 0
+        if self._stream is not None:  # behind what fills the places with zeros
+            self._stream.wait_stream(torch.cuda.current_stream())
 
     def begin(self, free: torch.cuda.Event | None) -> None:
         """free: the place is read until then."""
-        if self._stream is not None:
-            # What filled the buffers with zeros, and what computes with the place.
-            self._stream.wait_stream(torch.cuda.default_stream())
-            if free is not None:
-                self._stream.wait_event(free)
+        if self._stream is not None and free is not None:
+            self._stream.wait_event(free)
 
     def write(self, stack: StackedLowRank, place: int, update: LowRank | None) -> None:
         """update: ``None``: the adapter has nothing for this layer."""

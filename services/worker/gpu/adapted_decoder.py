@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.low_rank import RowTiles, add_stacked, small_numbers
+from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, add_stacked, small_numbers
 from penstock.kernels.low_rank import StackedLowRank
-from penstock.services.worker.gpu.adapter_rows import AdapterRows
+from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
@@ -35,10 +35,10 @@ class AdaptedDecoder(StepDecoder):
     may_wait = False
 
     def __init__(
-        self, decoder: GpuDecoder, adapters: DeviceAdapters, rows: AdapterRows, max_rows: int
+        self, decoder: GpuDecoder, adapters: DeviceAdapters, tiles: AdapterTiles, max_rows: int
     ) -> None:
         """max_rows: of the largest step."""
-        self._decoder, self._rows = decoder, rows
+        self._decoder, self._tiles = decoder, tiles
         self.state, self.space = decoder.state, decoder.space
         self.vocab_size, self.num_kv_heads = decoder.vocab_size, decoder.num_kv_heads
         self._low_rank = _LowRankLayers(decoder, adapters, max_rows)
@@ -63,8 +63,9 @@ class AdaptedDecoder(StepDecoder):
 
     def _for(self, rows: int) -> LayerProducts:
         first, last = self._bounds
-        fits = self._few_rows is not None and first <= rows <= last
-        return self._few_rows if fits and self._few_rows is not None else self._any_rows
+        if self._few_rows is not None and first <= rows <= last:
+            return self._few_rows
+        return self._any_rows
 
     @property
     def summary(self) -> str:
@@ -72,7 +73,8 @@ class AdaptedDecoder(StepDecoder):
 
     @property
     def row_classes(self) -> Sequence[int]:
-        return self._decoder.row_classes
+        ours = {SPLIT_ROWS, self._bounds[1]} - {0}
+        return sorted(ours.union(self._decoder.row_classes))
 
     @property
     def shares_prefixes(self) -> bool:
@@ -86,15 +88,15 @@ class AdaptedDecoder(StepDecoder):
     def body(
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
-        self._low_rank.tiles = self._rows.all(rows, mixed=chunks is not None)
+        self._low_rank.tiles = self._tiles.all(rows, mixed=chunks is not None)
         self._decoder.body_by(self._for(rows), rows, num_decode, chunks, shared=False)
 
     def head(self, count: int) -> None:
-        self._low_rank.tiles = self._rows.sampled(count)
+        self._low_rank.tiles = self._tiles.sampled(count)
         self._decoder.head_by(self._for(count), count)
 
     def head_of_all(self, rows: int, count: int) -> None:
-        self._low_rank.tiles = self._rows.all(rows, mixed=True)
+        self._low_rank.tiles = self._tiles.all(rows, mixed=True)
         self._decoder.head_of_all_by(self._for(rows), rows, count)
 
     def row_logits(self, first: int, count: int) -> Tensor:

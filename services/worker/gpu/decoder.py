@@ -20,7 +20,7 @@ from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.adapted_decoder import AdaptedDecoder
-from penstock.services.worker.gpu.adapter_rows import AdapterRows
+from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
@@ -279,5 +279,6 @@ def _adapt(executor: GpuExecutor, adapters: DeviceAdapters) -> None:
     if not isinstance(decoder, GpuDecoder):
         raise TypeError(f"{type(decoder).__name__} takes no adapters")
     with torch.inference_mode():
-        rows = AdapterRows(executor.slots, max_rows, adapters.places, executor.chunks.slots.device)
-        executor.adapt(adapters.numbers, AdaptedDecoder(decoder, adapters, rows, max_rows), rows)
+        device = executor.chunks.slots.device
+        tiles = AdapterTiles(executor.slots, max_rows, adapters.places, device)
+        executor.adapt(adapters.numbers, AdaptedDecoder(decoder, adapters, tiles, max_rows), tiles)

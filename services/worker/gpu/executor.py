@@ -23,7 +23,7 @@ from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.process.trace import PREPARE, TRACE
 from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
-from penstock.services.worker.gpu.adapter_rows import AdapterRows
+from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graphs import StepGraphs
@@ -91,17 +91,17 @@ class GpuExecutor:
         self.graphs = StepGraphs(self.decoder, self.chunks)
         self.adapted: StepGraphs | None = None
         """Of steps in which a row has an adapter; ``None``: there are none."""
-        self._adapter_rows: AdapterRows | None = None
+        self._adapter_tiles: AdapterTiles | None = None
         self._flight: deque[InFlight] = deque()
         self._turn = 0
         self._last_end = 0.0
         self._step_times = StepTimes()
 
-    def adapt(self, numbers: Mapping[str, int], decoder: StepDecoder, rows: AdapterRows) -> None:
-        """Take adapters. numbers: of those that are loaded; decoder: computes the steps that have
-        some, of the rows that ``rows`` names."""
+    def adapt(self, numbers: Mapping[str, int], decoder: StepDecoder, tiles: AdapterTiles) -> None:
+        """Take adapters. numbers: of those that are loaded; decoder: computes the steps in which
+        the rows that ``tiles`` names have some."""
         self.slots.adapter_numbers = numbers
-        self.adapted, self._adapter_rows = StepGraphs(decoder, self.chunks), rows
+        self.adapted, self._adapter_tiles = StepGraphs(decoder, self.chunks), tiles
 
     def _host(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.int32, pin_memory=self._on_gpu)
@@ -134,8 +134,8 @@ class GpuExecutor:
     def _forget(self) -> None:
         self.slots.reset()
         self._state.forget()
-        if self._adapter_rows is not None:
-            self._adapter_rows.forget()
+        if self._adapter_tiles is not None:
+            self._adapter_tiles.forget()
 
     def launch(self, plan: StepPlan) -> None:
         """Put one step on the stream. At most ``max_in_flight`` may be under way."""
@@ -242,9 +242,9 @@ class GpuExecutor:
 
     def _graphs_of(self, step: PlannedStep, ring: int) -> StepGraphs:
         """Those of steps with adapters if a row has one."""
-        if self._adapter_rows is None or self.adapted is None:
+        if self._adapter_tiles is None or self.adapted is None:
             return self.graphs
-        return self.adapted if self._adapter_rows.update(step, ring) else self.graphs
+        return self.adapted if self._adapter_tiles.update(step, ring) else self.graphs
 
     def _noted(self, step: PlannedStep) -> dict[int, int]:
         rows = self.sampler.history.asking(step.sampled)

@@ -86,7 +86,7 @@ def test_tokens_are_those_of_the_plain_executor(tiny_folder: Folder, tmp_path: P
     }
     executor, held = gpu_executor(tiny_folder("qwen3"), **folders)
     digests = ["", *held.numbers]
-    prompts = some_prompts([3, 30, 17, 9] if ON_GPU else [3, 20])
+    prompts = some_prompts([3, 30, 17, 9] if ON_GPU else [3, 12])
     chosen = [digests[-1 - place % 3] for place in range(len(prompts))]
     plain = executor_of(adapted(tiny_folder("qwen3"), **folders))
     wanted = PlanDriver(plain, 1).run(prompts, 3, adapters=chosen)

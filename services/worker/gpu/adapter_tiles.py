@@ -11,7 +11,7 @@ from penstock.services.worker.gpu.batch_state import RING
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
 
-class AdapterRows:
+class AdapterTiles:
     """Two lists of tiles, see ``RowTiles``: of all rows of a step, and of those that are sampled,
     which are the step's first rows behind the last attention."""
 

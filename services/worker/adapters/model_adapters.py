@@ -11,7 +11,12 @@ from torch import Tensor
 from penstock.kernels.low_rank import LowRank, LowRankPart
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
-from penstock.services.worker.adapters.peft_folder import LayerSize, LowRankPair, ReadAdapter
+from penstock.services.worker.adapters.peft_folder import (
+    LayerSize,
+    LowRankPair,
+    ReadAdapter,
+    largest,
+)
 from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_shares import share_of
@@ -163,9 +168,9 @@ class ModelAdapters:
 
     def _check_range(self, module: str, pair: LowRankPair) -> None:
         """Conversion is monotonic, so the largest number of each matrix tells for all."""
-        most = (pair.down.abs().max(), pair.up.float().abs().max() * abs(pair.scale))
+        most = (largest(pair.down), largest(pair.up) * abs(pair.scale))
         for which, one in zip("AB", most, strict=True):
-            if not bool(torch.isfinite(one.to(self._dtype))):
+            if not bool(torch.isfinite(torch.tensor(one).to(self._dtype))):
                 raise BadModelFolder(
                     f"{module}.lora_{which}: scaled by {pair.scale:g}, its largest number is out "
                     f"of the range of {self._dtype}"

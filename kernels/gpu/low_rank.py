@@ -159,28 +159,42 @@ def _expand_kernel(
         tl.store(target, total.to(out.dtype.element_ty), mask=mask)
 
 
-def add_stacked(
-    out: Tensor, x: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor
-) -> None:
-    """Add to ``out`` what the rows' adapters have for a layer.
+def shrink(x: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor) -> None:
+    """Write what A makes of the rows.
 
-    out: [N, outputs] contiguous, of x's type or fp32; x: [N, inputs] contiguous; ranks: [adapters]
-    int32, the highest rank that each has anywhere; small: fp32, ``small_numbers``, overwritten.
+    x: [N, inputs] contiguous; ranks: [adapters] int32, the highest rank that each has anywhere;
+    small: fp32, ``small_numbers``, for ``expand``.
+    """
+    _, width, inputs = layer.down.shape
+    rank, splits = layer.up.shape[2], _splits(inputs, step.rows)
+    block = _ranks_at_once(layer)
+    columns = 128 if x.dtype.itemsize < 4 else 64
+    split = triton.cdiv(triton.cdiv(inputs, splits), columns) * columns
+    _shrink_kernel[(step.launched, width // block, splits)](
+        x, layer.down, small, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows,
+        inputs, rank, width, split, step.size, block, columns, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def expand(
+    out: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor
+) -> None:
+    """Add to ``out`` what B makes of what ``shrink`` has written with the same arguments.
+
+    out: [N, outputs] contiguous, of x's type or fp32.
     """
     _, width, inputs = layer.down.shape
     _, outputs, rank = layer.up.shape
-    most, splits = step.tiles.shape[1], _splits(inputs, step.rows)
-    narrow = x.dtype.itemsize < 4
-    columns = 128 if narrow else 64
-    block = min(_MOST_RANKS if narrow else _MOST_RANKS // 2, rank & -rank)
-    split = triton.cdiv(triton.cdiv(inputs, splits), columns) * columns
-    _shrink_kernel[(step.launched, width // block, splits)](
-        x, layer.down, small, step.order, step.tiles, ranks, most, step.rows, inputs, rank, width,
-        split, step.size, block, columns, num_warps=4, num_stages=3,
-    )  # fmt: skip
     first, second, third = (*layer.parts, 0, 0)[:3]
     blocks = [triton.cdiv(part, _COLUMNS) for part in (first, second, third)]
     _expand_kernel[(step.launched, sum(blocks))](
-        small, layer.up, out, step.order, step.tiles, ranks, most, step.rows, rank, width, outputs,
-        blocks[0], blocks[1], first, second, step.size, block, _COLUMNS, splits, num_warps=4,
+        small, layer.up, out, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows, rank,
+        width, outputs, blocks[0], blocks[1], first, second, step.size, _ranks_at_once(layer),
+        _COLUMNS, _splits(inputs, step.rows), num_warps=4,
     )  # fmt: skip
+
+
+def _ranks_at_once(layer: StackedLowRank) -> int:
+    """A power of two that divides the rank; in fp32 more would need too much shared memory."""
+    rank, narrow = layer.up.shape[2], layer.up.dtype.itemsize < 4
+    return min(_MOST_RANKS if narrow else _MOST_RANKS // 2, rank & -rank)

@@ -52,7 +52,8 @@ from penstock.kernels.gpu.low_rank import (
     FEW_TILE,
     MANY_TILE,
     RowTiles,
-    add_stacked,
+    expand,
+    shrink,
     small_numbers,
 )
 from penstock.kernels.gpu.packed_rows import (
@@ -226,7 +227,8 @@ def low_rank(dtype: torch.dtype) -> None:
                 step = RowTiles(numbers, numbers[:48].view(3, 16), 4, rows, size)
                 x, out = torch.zeros(rows, 384, dtype=dtype), torch.zeros(rows, 512, dtype=kind)
                 small = torch.zeros(small_numbers(rows, 2 * rank))
-                add_stacked(out, x, layer, numbers, step, small)
+                shrink(x, layer, numbers, step, small)
+                expand(out, layer, numbers, step, small)
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:

@@ -11,10 +11,11 @@ from penstock.kernels.gpu.low_rank import (
     FEW_TILE,
     MANY_TILE,
     RowTiles,
-    add_stacked,
+    expand,
     most_tiles,
     padded_rank,
     row_tiles,
+    shrink,
     small_numbers,
 )
 from penstock.kernels.low_rank import StackedLowRank
@@ -69,7 +70,8 @@ def test_rows_get_what_their_own_adapter_adds(
         highest = torch.tensor(ranks, dtype=torch.int32, device=DEVICE)
         for kind in {torch.float32, dtype}:
             found = out.to(kind).to(DEVICE)
-            add_stacked(found, x.to(DEVICE), on, highest, step, small)
+            shrink(x.to(DEVICE), on, highest, step, small)
+            expand(found, on, highest, step, small)
             assert error(found.cpu(), wanted) < tolerance(dtype)
             without = torch.tensor(adapters) < 0
             assert torch.equal(found.cpu()[without], out.to(kind)[without])

@@ -42,7 +42,7 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             f"({pooling.reason}); adapters are for models that generate alone"
         )
     if device != "cpu" and (reason := _why_not_on_gpu(config, info)):
-        raise ConfigError(f"{flag}: on GPUs adapters are for {reason}; use --device cpu")
+        raise ConfigError(f"{flag}: on GPUs adapters are for {reason}")
     choice = choose_model(info, config)
     if choice.specification is None:
         refusal = f" ({choice.refusal})" if choice.refusal else ""
@@ -58,9 +58,12 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
 def _why_not_on_gpu(config: Config, info: ModelInfo) -> str:
     """What adapters on GPUs ask for that is not there; empty: it is."""
     if config.cluster.world_size > 1:
-        return "models on one device"
+        return (
+            "models on one device; give --tensor-parallel-size 1 and --pipeline-parallel-size 1, "
+            "or --device cpu"
+        )
     if read_quantization(info, config.model.quantization) is not None:
-        return "weights that are not quantized"
+        return "weights that are not quantized; use --device cpu"
     return ""
 
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, add_stacked, small_numbers
+from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, expand, shrink, small_numbers
 from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
 from penstock.services.worker.gpu.row_linears import RowsLinear, library_linears
+from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.models.linear_specification import LayerLinears
 
@@ -111,7 +112,7 @@ class _LowRankLayers:
 
     def __init__(self, decoder: GpuDecoder, adapters: DeviceAdapters, max_rows: int) -> None:
         space = decoder.space
-        self._adapters = adapters
+        self._adapters, self._side = adapters, SideStream(space.normed.device)
         self._inputs = LayerLinears(
             space.normed, space.attention_output.flatten(1), space.normed, space.activated
         )
@@ -134,12 +135,16 @@ class _LowRankLayers:
             raise ValueError("adapters come behind a plain product alone")
 
         def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
-            product = linear.multiply(layer, rows, out)
+            stack, step, product = stacks[layer], self.tiles, out
+            ranks, small = self._adapters.ranks, self._small
+
+            def multiplied() -> None:
+                nonlocal product
+                product = linear.multiply(layer, rows, out)
+
+            self._side.run(multiplied, lambda: shrink(x[:rows], stack, ranks, step, small))
             # Of a product in parts, whose sum it is, the first part gets the update.
-            target = product if product.ndim == 2 else product[0]
-            add_stacked(
-                target, x[:rows], stacks[layer], self._adapters.ranks, self.tiles, self._small
-            )
+            expand(product if product.ndim == 2 else product[0], stack, ranks, step, small)
             return product
 
         return RowsLinear(multiply)

@@ -54,6 +54,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lora": ["a=/a"], "served_model_name": ["a"]}, ("--lora 'a=/a'", "'a' is taken")),
     ({"lora": ["a=/a"], "served_model_name": ["org/a"]}, ("--lora 'a=/a'", "'a' is taken")),
     ({"lora": ["a=/a", "b=/b"], "max_loras": 1}, ("--lora is given 2 times", "--max-loras 1")),
+    ({"lora": ["a=/a"], "device": "cuda", "tensor_parallel_size": 2},
+     ("--lora with --device cuda and 2 devices", "--data-parallel-size")),
     ({"lora": ["a=/a"], "device": "null"}, ("--lora with --device null",)),
     ({"lora": ["a=/a"], "model_impl": "transformers"}, ("--lora with --model-impl",)),
     ({"lora": ["a=/a"], "task": "embed"}, ("--lora with --task",)),

@@ -281,4 +281,6 @@ def _adapt(executor: GpuExecutor, adapters: DeviceAdapters) -> None:
     with torch.inference_mode():
         device = executor.chunks.slots.device
         tiles = AdapterTiles(executor.slots, max_rows, adapters.places, device)
-        executor.adapt(adapters.numbers, AdaptedDecoder(decoder, adapters, tiles, max_rows), tiles)
+        adapted = AdaptedDecoder(decoder, adapters, tiles, max_rows)
+        executor.adapt(adapters.numbers, adapted, tiles)
+    executor.summary += f"; {adapted.summary}"

@@ -94,9 +94,14 @@ class DeviceAdapters(ModelAdapters):
                 self._copies.write(stack, place, update)
         self._copies.end(self.ranks[place : place + 1], highest)
 
+    def place(
+        self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
+    ) -> int:
+        with self._lock:  # a place is reserved until it has its number
+            return super().place(digest, updates, replaces=replaces)
+
     def number_for(self, digest: str, taken: set[int]) -> int:
-        with self._lock:
-            number = self._reserved.pop(digest, 0)
+        number = self._reserved.pop(digest, 0)
         if not number:
             raise RuntimeError("the adapter was unloaded while it was loaded again; load it anew")
         return number

@@ -153,7 +153,8 @@ class Planner:
         """All but KV memory. compressed: with compressed weights where a worker would have them."""
         shape, dtype = read_shape(self.info, config), self.type_name(config)
         item, caches = ITEM_BYTES[dtype], self._caches(config, shape)
-        block = block_bytes(caches, config.cache.block_size, item)
+        cache = config.cache
+        block = block_bytes(caches, cache.block_size, item, kind=cache.kv_kind)
         sizes = EngineSizes(
             num_blocks=0,
             block_size=config.cache.block_size,

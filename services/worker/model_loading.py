@@ -166,8 +166,7 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    if isinstance(executor, DraftingExecutor):
-        speculate(executor, config)
+    speculate(executor, config, device)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -259,13 +258,25 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def speculate(executor: DraftingExecutor, config: Config) -> None:
-    """Let an executor draft tokens where its configuration says so."""
+def speculate(executor: AnyExecutor, config: Config, device: torch.device) -> None:
+    """Let an executor draft tokens where its configuration says so. Raises ``ConfigError`` where a
+    GPU computes without kernels of ours."""
     drafting = make_drafting(config, executor.capacity, generates=executor.generates)
-    if drafting is not None:
+    if drafting is None:
+        return
+    source = config.speculation.speculative
+    if isinstance(executor, DraftingExecutor) and device.type == "cpu":
         executor.speculate(drafting)
-        source = config.speculation.speculative
-        executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+    else:
+        from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+
+        if not isinstance(executor, DraftingGpuExecutor):
+            raise ConfigError(
+                f"--speculative {source}: on a GPU drafts are verified by Penstock's own kernels, "
+                f"and this model is computed by {executor.summary}; use --speculative off"
+            )
+        executor.speculate(drafting)
+    executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

@@ -22,7 +22,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
 from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_attention import LayerAttention
@@ -226,7 +226,7 @@ def dense_executor(
     weights: DenseWeights,
     capacity: EngineSizes,
     compression: Compression | None = None,
-) -> GpuExecutor:
+) -> DraftingGpuExecutor:
     """compression: of ``weights``; dropped where no kernel can read it."""
     compressed = compression or no_compression("nobody has asked for it")
 
@@ -240,6 +240,6 @@ def dense_executor(
             compressed.drop("no kernel for Hopper can read them here")
         return made
 
-    executor = GpuExecutor(capacity, weights.embedding.device, make)
+    executor = DraftingGpuExecutor(capacity, weights.embedding.device, make)
     executor.summary += f"; {compressed.summary}"
     return executor

@@ -19,7 +19,8 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
-from penstock.services.worker.gpu.executor import GpuExecutor, InFlight, MakeDecoder
+from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.gpu.stage_tokens import StageTokens
 from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups

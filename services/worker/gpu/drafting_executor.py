@@ -109,10 +109,12 @@ class DraftingGpuExecutor(GpuExecutor):
 
     def _with_drafts(self, step: PlannedStep, drafting: Drafting) -> PlannedStep:
         """The step with the drafts that pay; waits for what is under way where they seem to."""
-        under_way = not all(flight.is_over for flight in self._flight)
+        if not drafting.budget.may_look(len(step.decoding)):
+            return step
+        under_way = sum(not flight.is_over for flight in self._flight)
         drafting.budget.lead_seconds = self._pause if under_way else 0.0
         if under_way:
-            if not drafting.pays(step, self.slots):
+            if not drafting.pays(step, self.slots, under_way):
                 return step
             self._wait_for_all()
         return drafting.draft(step, self.slots)

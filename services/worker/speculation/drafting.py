@@ -58,6 +58,8 @@ class Drafting:
         """Of the slots that may have drafts."""
         self._made: list[tuple[int, Draft, int]] = []
         """Slot, draft and how many of its tokens the step has …"""
+        self._guesses: list[tuple[int, Draft, int]] = []
+        """Slot, draft and the token that is under way, as drafted."""
         self._accepted = 0
         """… and how many of them all were accepted."""
 
@@ -81,12 +83,25 @@ class Drafting:
         if self._rows.pop(slot, None) is not None:
             self._proposer.forget(slot)
 
-    def pays(self, step: PlannedStep, slots: SlotTable) -> bool:
-        """Whether drafts of a step would pay, as far as texts tell that lack the latest tokens."""
-        if not self._may_have(step) or not self.budget.may_look(len(step.decoding)):
+    def pays(self, step: PlannedStep, slots: SlotTable, under_way: int) -> bool:
+        """Whether drafts of a step would pay, as far as texts tell that lack the tokens of so many
+        steps under way. If so, ``draft`` comes next."""
+        self._guesses = []
+        if not self._may_have(step):
             return False
-        candidates = self._candidates(step, slots, _nothing_forced, _all_fitting)
-        return any(self.budget.choose(len(step.decoding), candidates, looking=True))
+        candidates = self._candidates(step, slots, _nothing_forced, _all_fitting, under_way)
+        counts = self.budget.choose(len(step.decoding), candidates, under_way=under_way)
+        for (row, draft, _), count in zip(candidates, counts, strict=True):
+            if count and len(draft.tokens) >= under_way:
+                self._guesses.append((int(step.decoding[row]), draft, draft.tokens[under_way - 1]))
+        return any(counts)
+
+    def _check_guesses(self, slots: SlotTable) -> None:
+        """Learn from the latest tokens, which are known now."""
+        for slot, draft, token in self._guesses:
+            right = token == slots.last_token[slot]
+            self.budget.observe(draft, 1, int(right), self._rows[slot])
+        self._guesses = []
 
     def draft(
         self,
@@ -100,6 +115,7 @@ class Drafting:
         self._made = []
         if not self._may_have(step):
             return step
+        self._check_guesses(slots)
         decoding, candidates = step.decoding, self._candidates(step, slots, forced, fitting)
         if not candidates:
             return step
@@ -116,16 +132,21 @@ class Drafting:
         return bool(self._rows) and not step.chunks and len(step.decoding) > 0
 
     def _candidates(
-        self, step: PlannedStep, slots: SlotTable, forced: Forced, fitting: Fitting
+        self,
+        step: PlannedStep,
+        slots: SlotTable,
+        forced: Forced,
+        fitting: Fitting,
+        under_way: int = 0,
     ) -> list[Candidate]:
-        """The rows that have a draft."""
+        """The rows that have a draft; under_way: see ``pays``."""
         decoding = step.decoding
         found, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
         for row, slot in enumerate(decoding.tolist()):
             known = self._rows.get(slot)
             if known is None or room[row] < 1:
                 continue
-            draft = self._propose(slot, room[row], forced, fitting)
+            draft = self._propose(slot, room[row] + under_way, forced, fitting)
             if draft is not None:
                 found.append(Candidate(row, draft, self.budget.share(draft, known)))
         return found

@@ -151,18 +151,19 @@ class DraftBudget:
         return alone is not None and rows * LOOK_SECONDS <= LOOK_SHARE * alone
 
     def choose(
-        self, rows: int, candidates: Sequence[Candidate], *, looking: bool = False
+        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
     ) -> list[int]:
-        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets. looking:
-        the step may yet be chosen for otherwise."""
+        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets. under_way:
+        so many tokens at its beginning are drawn already, but not known: the step is chosen for
+        once more when they are."""
         chosen = [0] * len(candidates)
         alone = self.costs.seconds(rows)
         if alone is None:  # first a step without drafts is measured
             return chosen
         chances: list[tuple[float, int]] = []
         for at, (_, draft, share) in enumerate(candidates):
-            chance = 1.0
-            for _ in draft.tokens:
+            chance = share**under_way
+            for _ in draft.tokens[under_way:]:
                 chance *= share
                 chances.append((chance, at))
         chances.sort(key=lambda one: -one[0])
@@ -177,7 +178,7 @@ class DraftBudget:
         if not count:
             self._refused += 1
             if self._refused >= self._tried_every and rows + len(candidates) <= self._most_rows:
-                if not looking:
+                if not under_way:
                     self._refused = 0
                 return [1] * len(candidates)
         return chosen

@@ -53,7 +53,7 @@ class AllDrafts(DraftBudget):
     """Each draft whole while a step has room, whatever it costs."""
 
     def choose(
-        self, rows: int, candidates: Sequence[Candidate], *, looking: bool = False
+        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
     ) -> list[int]:
         room, chosen = self._most_rows - rows, []
         for one in candidates:

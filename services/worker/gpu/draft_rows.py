@@ -84,7 +84,7 @@ class DraftDraws:
         self._result = torch.zeros(2, count, dtype=torch.int32, device=device)
         self._results = [torch.zeros(2, count, dtype=torch.int32, pin_memory=self._on_gpu)
                          for _ in range(RING)]  # fmt: skip
-        self._sent = [torch.zeros(2, count, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._sent = [torch.zeros(2 * count, dtype=torch.int64, pin_memory=self._on_gpu)
                       for _ in range(RING)]  # fmt: skip
 
     def draw(
@@ -95,13 +95,12 @@ class DraftDraws:
         limited: a slot has a top_k, top_p or min_p. Returns [2, R] as ``LogitsSpace.result``, on
         the host once the step is over."""
         count, state = len(slots), self._state
-        sent = self._sent[ring]
-        sent.numpy()[0, :count], sent.numpy()[1, :count] = slots, ahead - 1
-        places = sent[:, :count].to(self._device, non_blocking=True)
-        at = places[0]
+        sent = self._sent[ring][: 2 * count]
+        sent.numpy()[:count], sent.numpy()[count:] = slots, ahead - 1
+        at, before = sent.to(self._device, non_blocking=True).split(count)
         temperature = state.temperature.index_select(0, at)
         low, high = state.seed_low.index_select(0, at), state.seed_high.index_select(0, at)
-        number = state.num_output.index_select(0, at) + places[1].to(torch.int32)
+        number = state.num_output.index_select(0, at) + before.to(torch.int32)
         space, rows = self._space, self._rows[:count]
         asked = self._sampler.slots, self._sampler.space
         if limited:

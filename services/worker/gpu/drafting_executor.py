@@ -63,6 +63,7 @@ class DraftingGpuExecutor(GpuExecutor):
         with torch.inference_mode():
             self._draws = DraftDraws(self._state, self.sampler, self.decoder.space)
             self._draws.warm_up()
+            self.decoder.head_of_all(self.graphs.mixed_rows(2, 1), 2)
 
     def launch(self, plan: StepPlan) -> None:
         if self.drafting is None:

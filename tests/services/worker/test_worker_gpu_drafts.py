@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import triton
 from asked_slots import asking, biased
 from oracle_drafts import AllDrafts, OracleProposer, speculating
 from plan_driver import GREEDY, PlanDriver
@@ -15,13 +17,17 @@ from test_worker_gpu_executor import gpu_executor
 from tiny_models import some_prompts
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.draft_rows import lay_out
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.planned_step import DraftRows, PlannedStep
 from penstock.services.worker.speculation.drafting import Drafting
+from penstock.services.worker.speculation.proposer import OWN, Draft
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 ON_GPU = torch.cuda.is_available()
+SLOW_WITHOUT_GPU = pytest.mark.gpu if ON_GPU else pytest.mark.slow
 Folder = Callable[[str], Path]
 SAMPLINGS = [
     GREEDY,
@@ -51,21 +57,20 @@ def with_and_without(
     return driver
 
 
+@SLOW_WITHOUT_GPU
 def test_drafts_change_no_draw(tiny_folder: Folder) -> None:
     """Rows that ask for more than limits have no drafts, beside others that do."""
     lengths = [1, 33, 5, 12, 7, 9]
     with_and_without(tiny_folder("qwen3"), SAMPLINGS, lengths, 24 if ON_GPU else 6)
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(name, marks=[] if ON_GPU else pytest.mark.slow)
-     for name in ("gemma2", "llama3-wide", "mistral", "phi3")],
-)  # fmt: skip
+@SLOW_WITHOUT_GPU
+@pytest.mark.parametrize("variant", ["gemma2", "llama3-wide", "mistral", "phi3"])
 def test_drafts_change_no_greedy_token(variant: str, tiny_folder: Folder) -> None:
     with_and_without(tiny_folder(variant), [GREEDY] * 2, [1, 60], 16 if ON_GPU else 6)
 
 
+@SLOW_WITHOUT_GPU
 def test_rejected_drafts_are_counted_by_their_place(tiny_folder: Folder) -> None:
     prompts, tokens = some_prompts([20]), 9
     executor = gpu_executor(tiny_folder("qwen3"))
@@ -78,6 +83,36 @@ def test_rejected_drafts_are_counted_by_their_place(tiny_folder: Folder) -> None
         drafted, taken = drafting.counts.drafted["own"], drafting.counts.accepted["own"]
         assert drafted[0] >= drafted[1] > 0
         assert taken == ([0, 0, 0] if wrong else drafted)
+
+
+class PoisonedProposer(OracleProposer):
+    """Puts one token that makes numbers infinite into each draft."""
+
+    poison = 0
+
+    def propose(self, slot: int, most: int) -> Draft | None:
+        draft = super().propose(slot, most)
+        if draft is None:
+            return None
+        return Draft([*draft.tokens[:2], self.poison, *draft.tokens[2:]][:most], OWN, 3)
+
+
+@SLOW_WITHOUT_GPU
+def test_a_rejected_draft_that_is_not_finite_harms_no_row(tiny_folder: Folder) -> None:
+    prompts, tokens = some_prompts([20, 9]), 16 if ON_GPU else 6
+    samplings = [GREEDY, SlotSampling(1.0, 0, 1.0, 5)]
+    executor = gpu_executor(tiny_folder("llama3-wide"))
+    expected = PlanDriver(executor, 1).run(prompts, tokens, samplings=samplings)
+    met = {token for text in prompts + expected for token in text}
+    proposer = PoisonedProposer(list(zip(prompts, expected, strict=True)), 0.0)
+    proposer.poison = next(token for token in range(300) if token not in met)
+    assert isinstance(executor.decoder, GpuDecoder)
+    executor.decoder.weights.embedding[proposer.poison] = np.nan
+    executor.reset()
+    executor.speculate(Drafting(proposer, 5, AllDrafts(8)))
+    driver = PlanDriver(executor, 2)
+    assert driver.run(prompts, tokens, samplings=samplings, preemptions=1) == expected
+    assert not driver.bad
 
 
 def launched_ahead(
@@ -135,3 +170,33 @@ def test_slots_without_drafts_are_decode_rows_beside_chunks() -> None:
     ]  # fmt: skip
     assert laid.sample_rows.tolist() == [0, 1, 4, 2, 3, 5]
     assert laid.slots.tolist() == [4, 4, 6] and laid.ahead.tolist() == [1, 2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_launching_drafts_compiles_nothing_and_waits_for_nothing(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = some_prompts([1, 33, 5, 12])
+    executor = gpu_executor(tiny_folder("qwen3"))
+    executor.warm_up()
+    samplings = SAMPLINGS[:4]
+    expected = PlanDriver(executor, 1).run(prompts, 24, samplings=samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)))
+    compiled: list[object] = []
+    launch, launches = executor._launch_drafts, []
+
+    def watched(*arguments: Any) -> InFlight:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launches.append(launch(*arguments))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return launches[-1]
+
+    monkeypatch.setattr(executor, "_launch_drafts", watched)
+    hook = "jit_post_compile_hook"
+    monkeypatch.setattr(triton.knobs.runtime, hook, lambda **found: compiled.append(found))
+    assert PlanDriver(executor, 2).run(prompts, 24, samplings=samplings) == expected
+    assert launches and not compiled

@@ -97,7 +97,8 @@ class DraftDraws:
         count, state = len(slots), self._state
         sent = self._sent[ring][: 2 * count]
         sent.numpy()[:count], sent.numpy()[count:] = slots, ahead - 1
-        at, before = sent.to(self._device, non_blocking=True).split(count)
+        places = sent.to(self._device, non_blocking=True)
+        at, before = places[:count], places[count:]
         temperature = state.temperature.index_select(0, at)
         low, high = state.seed_low.index_select(0, at), state.seed_high.index_select(0, at)
         number = state.num_output.index_select(0, at) + before.to(torch.int32)

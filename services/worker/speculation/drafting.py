@@ -68,6 +68,7 @@ class Drafting:
         if plan.full:
             self._proposer.clear()
             self._rows.clear()
+            self._made, self._guesses = [], []  # of steps that nobody has heard of
         for slot in plan.gone:
             self.leave(slot)
         for new in plan.added:

@@ -45,6 +45,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"device": "null", "quantization": "int8"}, ("--quantization int8", "--device null")),
     ({"device": "cpu", "quantization": "fp8"}, ("--quantization fp8", "--device cpu", "int8")),
     ({"device": "null", "compress_weights": "never"}, ("--compress-weights", "--device null")),
+    ({"device": "null", "kv_cache_dtype": "fp8"}, ("--kv-cache-dtype fp8", "--device null")),
     ({"device": "cpu", "compress_weights": "never"}, ("--compress-weights never", "--device cpu")),
     ({"device": "null", "kv_cache_memory_bytes": 10**9},
      ("--kv-cache-memory-bytes", "--device null")),

@@ -8,6 +8,7 @@
 # dependency group in pyproject.toml, and penstock itself is installed without dependencies. So the
 # images of router, scheduler and frontend hold no torch, no transformers and no tokenizers.
 #
+# TRACE_PACKAGES="opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" adds what --otel-traces needs.
 # TORCH is pinned as in the Makefile; a comma or a second package is not understood.
 
 # A release of Python and of Debian, so that an image built again is built on the same; raise it for
@@ -37,46 +38,53 @@ COPY demo ./demo
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 
 FROM tools AS router-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group router
+    pip --python /opt/penstock/bin/python install --group router ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS scheduler-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group scheduler
+    pip --python /opt/penstock/bin/python install --group scheduler ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS frontend-packages
 # Of the extras: "grpcio grpcio-health-checking grpcio-reflection googleapis-common-protos", "valkey".
 ARG FRONTEND_PACKAGES=
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group frontend ${FRONTEND_PACKAGES}
+    pip --python /opt/penstock/bin/python install --group frontend \
+        ${FRONTEND_PACKAGES} ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS tokenizer-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group tokenizer
+    pip --python /opt/penstock/bin/python install --group tokenizer ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 # Torch goes first: nothing else may choose its build.
 FROM tools AS worker-cpu-packages
 ARG TORCH
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/penstock/bin/python install \
         --index-url https://download.pytorch.org/whl/cpu "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker
+    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS worker-cuda-packages
 ARG TORCH
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/penstock/bin/python install "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker
+    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 

@@ -262,6 +262,15 @@ def test_a_role_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path)
         assert role in line
 
 
+def test_what_no_image_holds_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.loadtest", None)
+    monkeypatch.delitem(sys.modules, "penstock.loadtest.bench", raising=False)
+    done = called("bench", "serve")
+    assert done.returncode == 2
+    assert "`penstock bench` is not in this installation" in done.stderr
+    assert "pip install penstock" in done.stderr
+
+
 def frontend_settings(variables: dict[str, str]) -> Config:
     """What a frontend of the compose file makes of these variables of the shell or of ``.env``."""
     service = read_compose(variables)["frontend"]

@@ -170,7 +170,10 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "datasource": source,
         "gridPos": {"h": HEIGHT, "w": WIDTH, "x": column * WIDTH, "y": row * HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
         "targets": [
             {
                 "refId": chr(ord("A") + place),
@@ -208,11 +211,6 @@ def dashboard(name: str) -> str:
         "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
     return json.dumps(found, indent=2) + "\n"
-
-
-def metrics_of(query: str) -> set[str]:
-    """The series that a query asks for."""
-    return set(re.findall(rf"\b{P}\w+", query))
 
 
 if __name__ == "__main__":

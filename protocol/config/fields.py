@@ -220,7 +220,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
             "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens. Both are for --device cpu; auto is off."
+            "last three tokens. auto is off."
         ),
     ] = "auto"
     speculative_tokens: Annotated[

@@ -15,12 +15,9 @@ from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
-from penstock.services.worker.adapters.loading import (
-    asks_for_adapters,
-    check_adapters,
-    load_adapters,
-)
+from penstock.services.worker.adapters.model_adapters import ModelAdapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -124,7 +121,7 @@ def _load(
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
-    check_adapters(config, info, pooling, device.type)
+    adapter_loading.check_adapters(config, info, pooling, device.type)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
@@ -134,10 +131,10 @@ def _load(
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
         kernels = kernels_for(model, config.cache.block_size)
-    kernels = kernels_for_adapters(config, kernels)
-    adapters, held = load_adapters(config, model, in_places=isinstance(kernels, DenseModel))
-    subject = subject_of(model, kernels, config, progress, compresses=ranks is None)
-    subject = subject._replace(adapters=held)
+    kernels = adapter_loading.kernels_for_adapters(config, kernels)
+    in_places = isinstance(kernels, DenseModel)
+    adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
+    subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
             progress(f"compiling kernels in {ahead.processes} processes")
@@ -173,8 +170,7 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    if isinstance(executor, DraftingExecutor):
-        speculate(executor, config)
+    speculate(executor, config, device)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -183,20 +179,12 @@ def _load(
     return executor
 
 
-def kernels_for_adapters(
-    config: Config, kernels: DenseModel | AttentionAlone | str
-) -> DenseModel | AttentionAlone | str:
-    """What computes a model: with adapters all layers are our kernels' or all are torch's."""
-    if isinstance(kernels, AttentionAlone) and asks_for_adapters(config):
-        return f"{kernels.reason}, and adapters are for layers that are kernels"
-    return kernels
-
-
 def subject_of(
     model: CausalModel,
     kernels: DenseModel | AttentionAlone | str,
     config: Config,
     progress: Progress,
+    adapters: ModelAdapters | None,
     *,
     compresses: bool,
 ) -> LoadedModel:
@@ -204,11 +192,11 @@ def subject_of(
     kind = config.cache.kv_kind
     if isinstance(kernels, str):
         attention = plain_attention(model, config.cache.block_size)
-        return LoadedModel(model, kernels, attention, kind=kind)
+        return LoadedModel(model, kernels, attention, kind=kind, adapters=adapters)
     if isinstance(kernels, AttentionAlone):
         return LoadedModel(model, kernels, kind=kind)
     compression = choose_compression(kernels, config, progress) if compresses else None
-    return LoadedModel(model, kernels, compression=compression, kind=kind)
+    return LoadedModel(model, kernels, compression=compression, kind=kind, adapters=adapters)
 
 
 def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:
@@ -276,13 +264,25 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def speculate(executor: DraftingExecutor, config: Config) -> None:
-    """Let an executor draft tokens where its configuration says so."""
+def speculate(executor: AnyExecutor, config: Config, device: torch.device) -> None:
+    """Let an executor draft tokens where its configuration says so. Raises ``ConfigError`` where a
+    GPU computes without kernels of ours."""
     drafting = make_drafting(config, executor.capacity, generates=executor.generates)
-    if drafting is not None:
+    if drafting is None:
+        return
+    source = config.speculation.speculative
+    if isinstance(executor, DraftingExecutor) and device.type == "cpu":
         executor.speculate(drafting)
-        source = config.speculation.speculative
-        executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+    else:
+        from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+
+        if not isinstance(executor, DraftingGpuExecutor):
+            raise ConfigError(
+                f"--speculative {source}: on a GPU drafts are verified by Penstock's own kernels, "
+                f"and this model is computed by {executor.summary}; use --speculative off"
+            )
+        executor.speculate(drafting)
+    executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

@@ -17,10 +17,11 @@ from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.services.worker.adapters.model_adapters import ModelAdapters, layer_sizes
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
-from penstock.services.worker.loaded_model import words_of_others
+from penstock.services.worker.loaded_model import AttentionAlone, words_of_others
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.registry import adapter_for
 
 _log = logging.getLogger("penstock.worker")
@@ -54,8 +55,13 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             AdapterFolder(folder, sizes, config.loading.max_lora_rank)
 
 
-def asks_for_adapters(config: Config) -> bool:
-    return bool(_flag(config))
+def kernels_for_adapters(
+    config: Config, kernels: DenseModel | AttentionAlone | str
+) -> DenseModel | AttentionAlone | str:
+    """What computes a model: with adapters all layers are our kernels' or all are torch's."""
+    if isinstance(kernels, AttentionAlone) and _flag(config):
+        return f"{kernels.reason}, and adapters are for layers that are kernels"
+    return kernels
 
 
 def _flag(config: Config) -> str:

@@ -26,7 +26,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
 from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_attention import LayerAttention
@@ -255,7 +255,7 @@ def dense_executor(
     compression: Compression | None = None,
     kind: KVCacheKind = "auto",
     adapters: DeviceAdapters | None = None,
-) -> GpuExecutor:
+) -> DraftingGpuExecutor:
     """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory;
     adapters: of rows that ask for one."""
     compressed = compression or no_compression("nobody has asked for it")
@@ -270,14 +270,14 @@ def dense_executor(
             compressed.drop("no kernel for Hopper can read them here")
         return made
 
-    executor = GpuExecutor(capacity, weights.embedding.device, make)
+    executor = DraftingGpuExecutor(capacity, weights.embedding.device, make)
     if adapters is not None:
         _adapt(executor, adapters)
     executor.summary += f"; {compressed.summary}"
     return executor
 
 
-def _adapt(executor: GpuExecutor, adapters: DeviceAdapters) -> None:
+def _adapt(executor: DraftingGpuExecutor, adapters: DeviceAdapters) -> None:
     """Let an executor compute rows with adapters."""
     decoder, max_rows = executor.decoder, executor.chunks.max_rows
     if not isinstance(decoder, GpuDecoder):

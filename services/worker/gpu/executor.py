@@ -44,6 +44,7 @@ from penstock.services.worker.step_logprobs import asking_chunks
 if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
     from penstock.services.worker.rank_group import Meeting
+    from penstock.services.worker.speculation.drafting import DraftCounts
 
 MakeDecoder = Callable[[BatchState, int], StepDecoder]
 
@@ -61,7 +62,7 @@ class GpuExecutor:
     max_in_flight = RING - 1
     shape = STEP_SHAPE
     account: MemoryAccount | None = None
-    draft_counts = None
+    draft_counts: DraftCounts | None = None
 
     def __init__(
         self, capacity: EngineSizes, device: torch.device, make_decoder: MakeDecoder
@@ -201,8 +202,7 @@ class GpuExecutor:
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> InFlight:
         traced = time.monotonic_ns() if TRACE.on else 0
-        ring = self._turn
-        self._turn = (ring + 1) % RING
+        ring = self._next_ring()
         decoding, rows = len(step.decoding), len(step.sampled)
         total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
         asked = asking_chunks(step)
@@ -231,7 +231,7 @@ class GpuExecutor:
             graphs.decoder.head_of_all(padded, rows)
             has_logits = True
         if rows:
-            self._choose(graphs, step, rows, openings, has_logits=has_logits)
+            self._choose(graphs, step, rows, openings, made=has_logits)
             host.copy_(self.decoder.space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, asked)
         event = self._event(timed=bool(traced))
@@ -245,6 +245,12 @@ class GpuExecutor:
         if self._adapter_tiles is None or self.adapted is None:
             return self.graphs
         return self.adapted if self._adapter_tiles.update(step, ring) else self.graphs
+
+    def _next_ring(self) -> int:
+        """Which host buffers are free for the next step."""
+        ring = self._turn
+        self._turn = (ring + 1) % RING
+        return ring
 
     def _noted(self, step: PlannedStep) -> dict[int, int]:
         rows = self.sampler.history.asking(step.sampled)
@@ -326,19 +332,14 @@ class GpuExecutor:
         return True
 
     def _choose(
-        self,
-        graphs: StepGraphs,
-        step: PlannedStep,
-        rows: int,
-        openings: dict[int, int],
-        has_logits: bool,
+        self, graphs: StepGraphs, step: PlannedStep, rows: int, openings: dict[int, int], made: bool
     ) -> None:
-        """Tokens for the step's logits rows; openings: see ``Masks``; has_logits: they are made."""
+        """Tokens for the step's logits rows; openings: see ``Masks``; made: the logits are."""
         plain = not self.sampler.needed(step.sampled)
-        if plain and not has_logits:
+        if plain and not made:
             graphs.run_head_and_draw(rows)
             return
-        if not has_logits:
+        if not made:
             graphs.run_head(rows)
         if plain:
             self.decoder.draw(rows)
@@ -359,31 +360,40 @@ class GpuExecutor:
 
     def finished(self, wait: bool = False) -> StepResult | None:
         """The oldest step's result, or ``None`` while it runs or when there is none."""
-        if not self._flight:
+        if not self._flight or not self._is_over(self._flight[0], wait):
             return None
-        oldest = self._flight[0]
-        if oldest.event is not None:
+        return self._result(self._flight.popleft())
+
+    def _is_over(self, flight: InFlight, wait: bool) -> bool:
+        """Whether a step is over; those before it are. The first time that it is, those on the host
+        who must see its tokens do."""
+        if flight.is_over:
+            return True
+        if flight.event is not None:
             if wait:
-                oldest.event.synchronize()
-            elif not oldest.event.query():  # type: ignore[no-untyped-call]
-                return None
-        self._flight.popleft()
-        self._feed(oldest)
-        if oldest.begun is not None and oldest.event is not None:
-            self._step_times.add(oldest.step, oldest.begun, oldest.event)
+                flight.event.synchronize()
+            elif not flight.event.query():  # type: ignore[no-untyped-call]
+                return False
         now = time.perf_counter()
-        seconds = now - max(oldest.launched, self._last_end)
-        self._last_end = now
-        tokens, bad = oldest.result.numpy()[:, : oldest.rows]
-        asked = oldest.logprobs
+        flight.seconds = now - max(flight.launched, self._last_end)
+        flight.is_over, self._last_end = True, now
+        self._feed(flight)
+        return True
+
+    def _result(self, flight: InFlight) -> StepResult:
+        """Of a step that is over."""
+        if flight.begun is not None and flight.event is not None:
+            self._step_times.add(flight.step, flight.begun, flight.event)
+        tokens, bad = flight.result.numpy()[:, : flight.rows]
+        asked = flight.logprobs
         return StepResult(
-            oldest.epoch,
-            oldest.step,
+            flight.epoch,
+            flight.step,
             tokens.astype("<i4").tobytes(),
             np.flatnonzero(bad == NOT_FINITE).tolist(),
-            seconds,
+            flight.seconds,
             [] if asked is None else asked.of_rows(tokens),
             [] if asked is None else asked.of_prompts(),
-            oldest.failures,
+            flight.failures,
             np.flatnonzero(bad == NOTHING_LEFT).tolist(),
         )

@@ -1,4 +1,4 @@
-"""What is known of a step that is under way on a GPU."""
+"""Steps of an executor for CUDA devices that are launched and not yet collected."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ import torch
 
 from penstock.protocol.wire.messages.steps import RowFailure
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs
+from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedStep
+from penstock.services.worker.speculation.verification import Verified
+
+
+class DraftsInFlight(msgspec.Struct):
+    """The drafts of a step."""
+
+    rows: DraftRows
+    later: IntArray
+    """Those of ``rows`` that are drafts."""
+    more: torch.Tensor
+    """[2, R] int32, as ``InFlight.result``: what they drew."""
+    verified: Verified | None = None
+    """What the step brings, once it is over."""
 
 
 class InFlight(msgspec.Struct):
@@ -27,3 +41,12 @@ class InFlight(msgspec.Struct):
     logprobs: AskedLogprobs | None = None
     begun: torch.cuda.Event | None = None
     """Recorded before the step's first kernel; only while the process is traced."""
+    is_over: bool = False
+    """Whether somebody has seen that it is, and …"""
+    seconds: float = 0.0
+    """… how long it took."""
+    computed: PlannedStep | None = None
+    """Kept where rows may have drafts."""
+    drafts: DraftsInFlight | None = None
+    waited: bool = False
+    """Whether its launch has waited for the step before it."""

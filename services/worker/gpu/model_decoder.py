@@ -19,7 +19,7 @@ from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.step_decoder import StepDecoder
@@ -159,10 +159,10 @@ def _unchanged(max_positions: int, dim: int, device: torch.device) -> HeadInputs
 
 def model_executor(
     model: CausalModel, words: str, capacity: EngineSizes, kind: KVCacheKind = "auto"
-) -> GpuExecutor:
+) -> DraftingGpuExecutor:
     """words: how the model is computed, for the log; kind: of KV memory."""
 
     def make(state: BatchState, max_rows: int) -> ModelDecoder:
         return ModelDecoder(model, words, state, capacity, max_rows, kind)
 
-    return GpuExecutor(capacity, model.device, make)
+    return DraftingGpuExecutor(capacity, model.device, make)

@@ -76,10 +76,10 @@ _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
 _ADAPTERS = [e.Adapter("sql", "ab12")]
-_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS)
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS, [2])
 _ADAPTERS_ROW: list[Any] = [["sql", "ab12"]]
 _CAPACITY_ROW: list[Any] = [
-    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW,
+    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW, [2],
 ]  # fmt: skip
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
@@ -382,7 +382,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "e0360333442f8e27"
+SCHEMA_HASH = "782dd8fb59d3fa09"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -393,9 +393,10 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
-        "4024000000000000059ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
-        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132c4016d0291964606ce000111"
-        "70cd038440a26d6591a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
+        "4024000000000000059fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
+        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102c4016d0291964606ce00"
+        "011170cd038440a26d6591a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f"
+        "75"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
     "WhoAreYou": "920505",
@@ -405,9 +406,9 @@ GOLDEN: dict[str, str] = {
     "Members": (
         "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a572"
-        "65616479a09ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
-        "6f6c650391a5656d626564c291a26e6f9192a373716ca46162313203920b0c0291ccc891a26d6591a3796f"
-        "75"
+        "65616479a09fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
+        "6f6c650391a5656d626564c291a26e6f9192a373716ca461623132910203920b0c0291ccc891a26d6591a3"
+        "796f75"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (

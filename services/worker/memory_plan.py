@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.kernels.cache_kinds import KVCacheKind, stored_head
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import LayerGroup
@@ -26,11 +27,14 @@ def block_bytes(
     block_size: int,
     item_bytes: int,
     grouped: LayerGroups | None = None,
+    kind: KVCacheKind = "auto",
 ) -> int:
-    """K and V of one block, which holds the layers of a group. grouped: the layers, where they are
-    not grouped by themselves alone."""
+    """K and V of one block, which holds the layers of a group. item_bytes: of the model's type;
+    grouped: the layers, where they are not grouped by themselves alone; kind: of ``CacheConfig``.
+    """
     shapes = block_shapes(caches, grouped or group_layers(caches))
-    return sum(2 * kv_heads * dim for kv_heads, dim in shapes) * block_size * item_bytes
+    heads = (2 * kv_heads * stored_head(dim, item_bytes, kind) for kv_heads, dim in shapes)
+    return sum(heads) * block_size
 
 
 def cpu_account(

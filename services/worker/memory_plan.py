@@ -11,7 +11,12 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import LayerGroup
 from penstock.services.worker.layer_groups import LayerGroups, block_shapes, group_layers
-from penstock.services.worker.memory import EXTRA_BLOCKS, check_fits, plan_capacity
+from penstock.services.worker.memory import (
+    EXTRA_BLOCKS,
+    TIER_STAGING_BYTES,
+    check_fits,
+    plan_capacity,
+)
 from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, merged, shown_bytes
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -66,6 +71,8 @@ def cuda_account(
     cache, share = config.cache, config.cache.share()
     if config.cluster.world_size > 1:
         parts = [*parts, MemoryPart("ranks", RANKS_BYTES, "NCCL's buffers")]
+    if cache.has_tiers:
+        parts = [*parts, MemoryPart("copies", TIER_STAGING_BYTES, "of KV blocks that are kept")]
     usable = int(cache.gpu_memory_utilization * total)
     # Other models' memory is within their shares, and is not taken from this one's.
     own = min(usable - outside, int(share * usable))

@@ -52,6 +52,10 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     kv_space: bytes = b""
     """See ``TierOpen``; empty: its blocks are not kept outside of its memory."""
     kv_slot_bytes: int = 0
+    kv_piece_bytes: int = 0
+    """Copies of blocks run beside its steps: so many bytes may be on their way to the keeper from
+    one message, and as many again ahead of a step that overwrites them. 0: they run between steps.
+    """
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -100,6 +104,10 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dry: Dry | None = None
     no_repeat_ngram: int = 0
     """No sequence of so many tokens comes twice; 0: it may."""
+    banned: bytes = b""
+    """Ids of tokens that may not come …"""
+    banned_until: int = 0
+    """… before there are so many output tokens."""
 
     @property
     def penalised(self) -> bool:

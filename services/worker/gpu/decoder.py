@@ -29,6 +29,7 @@ from penstock.services.worker.gpu.compressed_layers import Compression, no_compr
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.layer_products import (
     BoundedProducts,
@@ -119,6 +120,10 @@ class GpuDecoder(StepDecoder):
             with torch.inference_mode():
                 return choose_coded(weights, space, eps, activation)
         return choose_products(weights, space, eps, compressed, activation)
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return self.attention.pool
 
     @property
     def row_classes(self) -> Sequence[int]:

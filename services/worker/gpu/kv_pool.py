@@ -33,6 +33,8 @@ class KVPool:
         """[num_blocks, layers, 2, Hkv, block_size, D]: keys and values; see ``quantized_cache``."""
         self.pages = 2 * layers
         """Of a block."""
+        self.layout = f"{dtype} pages {list(shape[1:])}"
+        """What the order and the meaning of a block's bytes depend on."""
 
     def layer(self, place: int) -> LayerCache:
         """Keys and values of the layer at this place of each block."""

@@ -21,6 +21,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.workspace import (
@@ -79,6 +80,10 @@ class ModelDecoder(StepDecoder):
     @property
     def shares_prefixes(self) -> bool:
         return self.attention.shares_prefixes
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return self.attention.pool
 
     @property
     def row_classes(self) -> Sequence[int]:

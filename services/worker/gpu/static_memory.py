@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
+from penstock.protocol.sampler_parameters import MAX_REDRAWS
 from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.graph_sizes import (
@@ -180,7 +181,7 @@ def _sampler(sizes: ExecutorSizes) -> int:
     """``sampler_slots`` but for the masks, ``sampler_space``, ``WordTable`` and logprobs."""
     vocab, slots = sizes.config.vocab_size, sizes.capacity.max_num_seqs
     groups = -(-vocab // _GROUP)
-    entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS)
+    entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS + MAX_REDRAWS)
     words = 2 * _WORDS + 1 + _WORD_TOKENS + _RING
     space = vocab + groups + 4 * _vocab_splits(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
     logprobs = 3 + 2 * MAX_LOGPROBS

@@ -19,6 +19,7 @@ from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
 from penstock.services.worker.gpu.row_linears import RowsLinear, library_linears
 from penstock.services.worker.gpu.side_stream import SideStream
@@ -71,6 +72,10 @@ class AdaptedDecoder(StepDecoder):
     @property
     def summary(self) -> str:
         return "rows with adapters by two more kernels a product"
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return self._decoder.kv_pool
 
     @property
     def row_classes(self) -> Sequence[int]:

@@ -74,7 +74,9 @@ def with_layout(
 
 
 def _undivided(config: Config) -> str:
-    """Why a plan says nothing about this model; empty: it does."""
+    """Why a plan does not decide how this model is divided; empty: it does."""
+    if config.loading.lora or config.launch.lora_dirs:
+        return "adapters on GPUs are for models on one device"
     from penstock.protocol.model_info import read_model_info
     from penstock.protocol.pooling import read_pooling
 

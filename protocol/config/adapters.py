@@ -73,8 +73,19 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
             f"{flag} with {len(config.model.models)} models: adapters belong to one model; serve "
             "the others by a server of their own"
         )
-    if config.device.device in ("cuda", "null"):
-        yield f"{flag} with --device {config.device.device}: adapters are computed on CPUs alone"
+    if config.device.device == "null":
+        yield f"{flag} with --device null: the null engine has no model to adapt"
+    if config.device.device == "cuda" and config.cluster.world_size > 1:
+        yield (
+            f"{flag} with --device cuda and {config.cluster.world_size} devices for a model: on "
+            "GPUs adapters are for models on one; --data-parallel-size uses more"
+        )
+    drafts = config.speculation.speculative
+    if config.device.device == "cuda" and drafts in ("suffix", "ngram"):
+        yield (
+            f"{flag} with --device cuda and --speculative {drafts}: on GPUs rows with adapters "
+            "have no drafts; use --speculative off"
+        )
     if config.model.model_impl == "transformers":
         yield f"{flag} with --model-impl transformers: adapters are for families of our own"
     if config.model.task not in ("auto", "generate") or config.model.pooling != "auto":

@@ -23,6 +23,7 @@ from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.quantization.reading import read_quantization
 
 _log = logging.getLogger("penstock.worker")
 
@@ -41,8 +42,8 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             f"{flag}: the model is for {', '.join(pooling.tasks) or 'no generation'} "
             f"({pooling.reason}); adapters are for models that generate alone"
         )
-    if device != "cpu":
-        raise ConfigError(f"{flag}: adapters are computed on CPUs alone; use --device cpu")
+    if device != "cpu" and (reason := _why_not_on_gpu(config, info)):
+        raise ConfigError(f"{flag}: on GPUs adapters are for {reason}")
     choice = choose_model(info, config)
     if choice.specification is None:
         refusal = f" ({choice.refusal})" if choice.refusal else ""
@@ -62,6 +63,20 @@ def kernels_for_adapters(
     if isinstance(kernels, AttentionAlone) and _flag(config):
         return f"{kernels.reason}, and adapters are for layers that are kernels"
     return kernels
+
+
+def _why_not_on_gpu(config: Config, info: ModelInfo) -> str:
+    """What adapters on GPUs ask for that is not there; empty: it is."""
+    if config.cluster.world_size > 1:
+        return (
+            "models on one device; give --tensor-parallel-size 1 and --pipeline-parallel-size 1, "
+            "or --device cpu"
+        )
+    if read_quantization(info, config.model.quantization) is not None:
+        return "weights that are not quantized; use --device cpu"
+    if config.speculation.speculative in ("suffix", "ngram"):
+        return "steps without drafts; use --speculative off, or --device cpu"
+    return ""
 
 
 def _flag(config: Config) -> str:

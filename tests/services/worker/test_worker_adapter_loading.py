@@ -75,6 +75,32 @@ def test_a_model_for_other_tasks_takes_no_adapters(tiny_folder: Folder, tmp_path
         check_adapters(config, info, pooling, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": {"quantization": "int8"}}, "weights that are not quantized"),
+        ({"cluster": {"tensor_parallel_size": 2}}, "models on one device"),
+        ({"speculation": {"speculative": "ngram"}}, "steps without drafts"),
+    ],
+)
+def test_what_gpus_do_not_adapt_is_refused_by_name(
+    changes: dict[str, dict[str, Any]], reason: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = write_adapter(tmp_path / "one", modules_of(make_model("llama")))
+    config, info = (
+        settings_for(tiny_folder("llama"), one=folder),
+        read_model_info(tiny_folder("llama")),
+    )
+    pooling = read_pooling(info, config.model)
+    check_adapters(config, info, pooling, "cuda")
+    for group, values in changes.items():
+        part = msgspec.structs.replace(getattr(config, group), **values)
+        config = msgspec.structs.replace(config, **{group: part})
+    with pytest.raises(ConfigError, match=f"--lora: on GPUs adapters are for {reason}"):
+        check_adapters(config, info, pooling, "cuda")
+    check_adapters(config, info, pooling, "cpu")
+
+
 def test_the_account_of_memory_has_the_adapters(tiny_folder: Folder, tmp_path: Path) -> None:
     model = tiny_folder("llama")
     folder = write_adapter(tmp_path / "one", modules_of(make_model("llama")))

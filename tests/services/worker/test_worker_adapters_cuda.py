@@ -28,7 +28,6 @@ from penstock.services.worker.loading import load_executor
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skip(reason="--lora is refused with --device cuda"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 Folder = Callable[[str], Path]

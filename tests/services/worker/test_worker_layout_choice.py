@@ -141,6 +141,17 @@ def test_an_encoder_starts_with_the_engines_that_were_given(
 
 
 @pytest.mark.usefixtures("eight")
+def test_a_model_with_adapters_is_not_divided(
+    tmp_path: Path, starts: list[tuple[Any, str]]
+) -> None:
+    flags = ["--load-format", "dummy", "--lora", f"one={tmp_path}"]
+    assert cli.main(["serve", model(tmp_path, LLAMA_8B), *flags]) == 0
+    config, line = starts[0]
+    assert sizes(config) == (1, 1, 1)
+    assert line.startswith("one GPU of 8 is used: adapters on GPUs are for models on one device")
+
+
+@pytest.mark.usefixtures("eight")
 def test_less_kv_memory_than_plans_reckon_with_is_no_reason_to_refuse(
     tmp_path: Path, starts: list[tuple[Any, str]]
 ) -> None:

@@ -76,7 +76,9 @@ class DraftingGpuExecutor(GpuExecutor):
         flight = self._flight[-1]
         flight.launched, flight.waited = begun, self._waited
         if self._waited and flight.drafts is None:
-            self._pause += _WEIGHT * (time.perf_counter() - self._last_end - self._pause)
+            pause = time.perf_counter() - self._last_end
+            self._pause += _WEIGHT * (pause - self._pause)
+            self.drafting.wasted(flight.rows, pause)
 
     def _wait_for_all(self) -> None:
         self._waited = True

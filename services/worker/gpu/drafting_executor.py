@@ -114,7 +114,7 @@ class DraftingGpuExecutor(GpuExecutor):
         """The step with the drafts that pay; waits for what is under way where they seem to."""
         if not drafting.budget.may_look(len(step.decoding)):
             return step
-        under_way = sum(not flight.is_over for flight in self._flight)
+        under_way = sum(not self._is_over(flight, wait=False) for flight in self._flight)
         drafting.budget.lead_seconds = self._pause if under_way else 0.0
         if under_way:
             if not drafting.pays(step, self.slots, under_way):

@@ -23,7 +23,7 @@ PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.2
+LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.25
 """What looking for a row's draft takes the host, and what all rows may of a step: the device
 computes meanwhile, but the host has its next step to launch."""
 MOST_LOST = 3.0

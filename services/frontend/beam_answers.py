@@ -191,8 +191,9 @@ class _Search:
     async def _opened(self, number: int, step: _Step) -> None:
         try:
             await step.ended
-        finally:
+        except asyncio.CancelledError:
             self._gateway.cancel(number)
+            raise
 
     async def _pause(self, rejected: Rejected) -> None:
         """Wait until it makes sense to ask again. Raises ``ApiError`` where it does not."""

@@ -76,7 +76,9 @@ class DraftingGpuExecutor(GpuExecutor):
         flight = self._flight[-1]
         flight.launched, flight.waited = begun, self._waited
         if self._waited and flight.drafts is None:
-            self._pause += _WEIGHT * (time.perf_counter() - self._last_end - self._pause)
+            pause = time.perf_counter() - self._last_end
+            self._pause += _WEIGHT * (pause - self._pause)
+            self.drafting.wasted(flight.rows, pause)
 
     def _wait_for_all(self) -> None:
         self._waited = True
@@ -112,7 +114,7 @@ class DraftingGpuExecutor(GpuExecutor):
         """The step with the drafts that pay; waits for what is under way where they seem to."""
         if not drafting.budget.may_look(len(step.decoding)):
             return step
-        under_way = sum(not flight.is_over for flight in self._flight)
+        under_way = sum(not self._is_over(flight, wait=False) for flight in self._flight)
         drafting.budget.lead_seconds = self._pause if under_way else 0.0
         if under_way:
             if not drafting.pays(step, self.slots, under_way):

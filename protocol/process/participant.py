@@ -31,6 +31,7 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
     PrefixReport,
     Refused,
+    Sleeper,
     WhoAreYou,
     is_among,
 )
@@ -70,6 +71,8 @@ class Status:
         self.prefixes: PrefixReport | None = None
         self.unloading: list[str] = []
         """Of a launcher: models that it ends."""
+        self.sleepers: list[Sleeper] = []
+        """Of a launcher: models that it has put to sleep."""
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
     def begin(self, limit: float = DEFAULT_ITEM_LIMIT) -> None:
@@ -115,6 +118,8 @@ class Participant:
         which they were."""
         self.withdrawn: dict[str, None] = {}
         """Models that were served and are no more, as this or a former router has said."""
+        self.sleepers: dict[str, Sleeper] = {}
+        """Models that sleep, by their first names."""
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
         self._address = mailbox.address
@@ -251,6 +256,7 @@ class Participant:
         self.served = {name: None for name in served if name not in message.withdrawn}
         left = [one for one in (*self.withdrawn, *message.withdrawn) if one not in self.served]
         self.withdrawn = dict.fromkeys(left[-MAX_WITHDRAWN:])
+        self.sleepers = {one.model: one for one in message.sleepers}
         gone = self._carried.union(message.gone)
         kept = {i: peer for i, peer in known.items() if i not in gone} if message.since else {}
         named = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
@@ -321,6 +327,7 @@ class BeatThread(threading.Thread):
             list(self._participant.served),
             status.prefixes,
             status.unloading,
+            status.sleepers,
         )
 
     def now(self) -> None:

@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 32
+PROTOCOL_VERSION = 33
 
 Message = (
     membership.Hello

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,7 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
     ProcessMetrics,
     Refused,
+    Sleeper,
     WhoAreYou,
 )
 from penstock.services.router.member import REPAIR_SECONDS, Member
@@ -73,6 +74,10 @@ class Roster:
         self.lost_of: Counter[str] = Counter()
         """How many processes of each service were ever lost."""
         self.models = ServedModels()
+        self.asleep: dict[str, Sleeper] = {}
+        """Models that sleep, by name."""
+        self.held: Mapping[str, int] = {}
+        """How many requests wait here for each model."""
         self._ready: dict[tuple[str, str, str], ReadyMembers] = {}
         self._changed: set[int] = set()
         """Incarnations that the others must hear of at once, …"""
@@ -155,6 +160,9 @@ class Roster:
 
     def _name_members(self) -> None:
         """Give each member the name that a scheduler has for its files."""
+        for member in self.members.values():
+            if member.said.model in self.asleep:  # its schedulers are away
+                self.models.engine_named(member.said)
         for incarnation, member in self.members.items():
             identity = self.models.named(member.said)  # a scheduler's own is known
             if identity != member.identity:
@@ -188,6 +196,9 @@ class Roster:
         member.connected = True
         member.beaten(beat.load, now)
         member.unloading = beat.unloading
+        if member.sleepers != beat.sleepers:
+            member.sleepers = beat.sleepers
+            self._look_asleep()
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
@@ -209,6 +220,18 @@ class Roster:
         member.due = member.told
         known = self.prefixes.version(member.incarnation)
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
+
+    def _look_asleep(self) -> None:
+        found = (one for member in self.members.values() for one in member.sleepers)
+        self.asleep = {one.model: one for one in found}
+        self._name_members()
+        self._changed.add(self.incarnation)
+
+    def wanted(self, model: str) -> None:
+        """A request waits for a model that sleeps: its launcher hears so at once."""
+        for member in self.members.values():
+            if any(one.model == model for one in member.sleepers):
+                self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
 
     def _look_served(self, member: Member, told: list[str]) -> None:
         """``told``: models that the member knows to be served, maybe longer than this router."""
@@ -239,6 +262,8 @@ class Roster:
         for member in self.members.values():
             if member.phase == Phase.READY or member.service == "frontend":
                 found += member.demands if member is not asking else ()
+        if asking.service == "launcher":
+            found += [Demand(model=model, held=count) for model, count in self.held.items()]
         return total(found)
 
     def goodbye(self, incarnation: int) -> None:
@@ -287,6 +312,8 @@ class Roster:
         self._forget(member.address)
         self.prefixes.forget(member.incarnation)
         self._gone.append(member.incarnation)
+        if member.sleepers:
+            self._look_asleep()
 
     def tick(self, now: float) -> None:
         """Bury the silent and the stuck."""
@@ -325,6 +352,7 @@ class Roster:
             gone=self._gone,
             served=self.models.served,
             withdrawn=self.models.withdrawn,
+            sleepers=list(self.asleep.values()),
         )
         self._changed, self._noted, self._gone, self._lost_since = set(), set(), [], []
         self._noted_at = now
@@ -344,6 +372,7 @@ class Roster:
             list(self.lost),
             served=self.models.served,
             withdrawn=self.models.withdrawn,
+            sleepers=list(self.asleep.values()),
         )
         member.told = self.version if self._send(member.address, whole) else 0
 

@@ -141,6 +141,7 @@ def total(demands: Iterable[Demand]) -> list[Demand]:
             sum(demand.ended for demand in same),
             sum(demand.slots for demand in same),
             model,
+            sum(demand.held for demand in same),
         )
         for model, same in by_model.items()
     ]

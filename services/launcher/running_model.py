@@ -112,8 +112,8 @@ class ModelEnd:
         self._waits = drain_s is not None
         """For requests that run."""
         self._services = list(END_ORDER)
-        self._told_at: float | None = None
-        """When the processes of the first of ``_services`` were told to end."""
+        self._kill_at: float | None = None
+        """The processes of the first of ``_services`` were told to end, and have time until then."""
 
     def step(self, now: float, open_requests: int) -> bool:
         """Go on with it; call it a few times a second. ``open_requests``: that clients wait for.
@@ -136,13 +136,13 @@ class ModelEnd:
                 child.restart_at = None
             if not any(child.alive for child in mine):
                 self._services.pop(0)
-                self._told_at = None
+                self._kill_at = None
                 continue
-            if self._told_at is None:
-                self._told_at = now
+            if self._kill_at is None:
+                self._kill_at = now + STOP_SECONDS + max(0.0, left)
                 for child in mine:
                     child.signal(signal.SIGTERM)
-            elif now - self._told_at > STOP_SECONDS + max(0.0, left):
+            elif now > self._kill_at:
                 for child in mine:
                     child.kill()
             return False

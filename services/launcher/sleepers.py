@@ -153,8 +153,9 @@ class Sleepers:
             use.observe(self._cluster.demand(name), now)
         for model in self._models.values():
             nap = self._naps[model.name]
-            if model.state == Sleep.FALLING and nap.end is not None and nap.end.step(now, 0):
-                self._asleep(model, nap, now)
+            if model.state == Sleep.FALLING and nap.end is not None:
+                if nap.end.step(now, 0):
+                    self._asleep(model, nap, now)
             elif model.state == Sleep.WAKING:
                 self._look(model, nap, now)
             elif nap.reason and now >= self._policy.models[model.name].not_before:

@@ -17,7 +17,7 @@ def contradictions_of_sleep(config: Config) -> Iterator[str]:
     launch = config.launch
     if not launch.may_sleep:
         if launch.min_awake_s != LaunchConfig().min_awake_s:
-            yield f"--min-awake-s {launch.min_awake_s:g} needs --resident, else all models are awake"
+            yield f"--min-awake-s {launch.min_awake_s:g} needs --resident: all models are awake"
         return
     flag = f"--keep-alive {' '.join(launch.keep_alive)}"
     if launch.resident is not None:

@@ -113,7 +113,7 @@ class ModelEnd:
         """For requests that run."""
         self._services = list(END_ORDER)
         self._kill_at: float | None = None
-        """The processes of the first of ``_services`` were told to end, and have time until then."""
+        """Those of the first of ``_services`` were told to end, and have time until then."""
 
     def step(self, now: float, open_requests: int) -> bool:
         """Go on with it; call it a few times a second. ``open_requests``: that clients wait for.

@@ -23,13 +23,13 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
     ProcessMetrics,
     Refused,
-    Sleeper,
     WhoAreYou,
 )
 from penstock.services.router.member import REPAIR_SECONDS, Member
 from penstock.services.router.prefix_index import PrefixIndex
 from penstock.services.router.ready_members import ReadyMembers
 from penstock.services.router.served_models import ServedModels, total
+from penstock.services.router.sleeping_models import SleepingModels
 
 _MODEL_SERVICES = ("tokenizer", "scheduler")
 """A model is ready when one of each is."""
@@ -74,8 +74,7 @@ class Roster:
         self.lost_of: Counter[str] = Counter()
         """How many processes of each service were ever lost."""
         self.models = ServedModels()
-        self.asleep: dict[str, Sleeper] = {}
-        """Models that sleep, by name."""
+        self.asleep = SleepingModels()
         self.held: Mapping[str, int] = {}
         """How many requests wait here for each model."""
         self._ready: dict[tuple[str, str, str], ReadyMembers] = {}
@@ -198,7 +197,9 @@ class Roster:
         member.unloading = beat.unloading
         if member.sleepers != beat.sleepers:
             member.sleepers = beat.sleepers
-            self._look_asleep()
+            self.asleep.look(self.members.values())
+            self._changed.add(self.incarnation)
+            self._name_members()
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
@@ -220,12 +221,6 @@ class Roster:
         member.due = member.told
         known = self.prefixes.version(member.incarnation)
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
-
-    def _look_asleep(self) -> None:
-        found = (one for member in self.members.values() for one in member.sleepers)
-        self.asleep = {one.model: one for one in found}
-        self._name_members()
-        self._changed.add(self.incarnation)
 
     def wanted(self, model: str) -> None:
         """A request waits for a model that sleeps: its launcher hears so at once."""
@@ -312,8 +307,6 @@ class Roster:
         self._forget(member.address)
         self.prefixes.forget(member.incarnation)
         self._gone.append(member.incarnation)
-        if member.sleepers:
-            self._look_asleep()
 
     def tick(self, now: float) -> None:
         """Bury the silent and the stuck."""
@@ -322,6 +315,8 @@ class Roster:
                 member.heard_at = now
                 member.item_age = 0.0
         self._ticked_at = now
+        if self.asleep.tick(self.members.values(), now):
+            self._changed.add(self.incarnation)
         for member in list(self.members.values()):
             if member.incarnation == self.incarnation:
                 continue

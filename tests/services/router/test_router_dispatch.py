@@ -777,13 +777,13 @@ def test_a_request_waits_for_its_own_model_and_others_do_not(two_models: World) 
     assert world.where() == [14]
 
 
-def sleeps(world: World, name: str, reason: str = "") -> None:
+def sleeps(world: World, name: str, reason: str = "", launcher: int = 50) -> None:
     """A launcher says that the model sleeps, and its engine has left."""
-    world.add(50, "launcher")
+    world.add(launcher, "launcher")
     sleeper = Sleeper(name, [], Sleep.ASLEEP, Capacity(), 5.0, reason)
     world.roster.beat(
         Beat(
-            *(address(50), 50, Phase.READY, "", 1, 0.0, 0.0, 0, Capacity()),
+            *(address(launcher), launcher, Phase.READY, "", 1, 0.0, 0.0, 0, Capacity()),
             *(encode(MetricsReport([])), 10**6, [], ["a", "b", name]),
             sleepers=[sleeper],
         ),
@@ -831,11 +831,23 @@ def test_a_model_that_sleeps_since_the_start_is_served(two_models: World) -> Non
     assert len(world.dispatcher.held) == 1
 
 
-def test_a_launcher_that_is_gone_lets_nothing_sleep(two_models: World) -> None:
+def test_models_sleep_on_while_their_launcher_joins_anew_and_not_when_it_is_gone(
+    two_models: World,
+) -> None:
+    roster = two_models.roster
     sleeps(two_models, "b")
-    assert set(two_models.roster.asleep) == {"b"}
-    two_models.roster.died(50, "host-a")
-    assert not two_models.roster.asleep
+    assert set(roster.asleep) == {"b"}
+    roster.died(50, "host-a")
+    roster.members.clear()
+    roster.tick(two_models.now)
+    roster.tick(two_models.now + 0.9)
+    sleeps(two_models, "b", "its launcher is there again", launcher=51)
+    roster.tick(two_models.now + 1.8)
+    assert roster.asleep["b"].reason
+    roster.members.clear()
+    for second in range(13):
+        roster.tick(two_models.now + 2.0 + 0.9 * second)
+        assert (not roster.asleep) == (second > 11)
 
 
 def test_a_request_for_a_model_that_was_never_ready_is_turned_away(two_models: World) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from penstock.client.admission import AdmissionController, prompt_tokens
 from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
-from penstock.client.model_state import RESTING, ModelState
+from penstock.client.model_state import ModelState, is_up
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
@@ -242,7 +242,7 @@ class PipelineGateway:
         else:
             parts = self._any.states()
         states = [*parts.values(), *lacking.values()]
-        ready = all(one == Phase.READY or one in RESTING for one in states)
+        ready = all(is_up(one, alone=bool(name)) for one in states)
         ready = ready and not self.is_draining
         if self.is_draining:
             parts["frontend"] = Phase.DRAINING

@@ -50,6 +50,14 @@ class ModelState:
         """``ready``, or what the part is doing that is not; of a model that sleeps, that alone."""
         states = self.parts.states()
         if states["engine"] in RESTING and states["tokenizer"] == Phase.READY:
-            return states["engine"]
+            sleeper = self._participant.sleepers.get(self.name)
+            reason = sleeper.reason if sleeper is not None else ""
+            return f"{states['engine']}: {reason}" if reason else states["engine"]
         lacking = [f"{name}: {state}" for name, state in states.items() if state != Phase.READY]
         return ", ".join(lacking) or Phase.READY
+
+
+def is_up(state: str, *, alone: bool) -> bool:
+    """Whether ``what_lacks``, or the state of a part, is no obstacle for requests. ``alone``: this
+    model is asked for; among others one that could not be woken makes no server unready."""
+    return state == Phase.READY or (state if alone else state.partition(":")[0]) in RESTING

@@ -33,6 +33,7 @@ from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     RequestHead,
     Submit,
+    Taken,
     Tokens,
     Work,
 )
@@ -225,6 +226,9 @@ def test_a_request_for_a_model_that_sleeps_waits_and_then_hears_when_to_come_aga
     frontend = Frontend(wake_wait_s=100.0, max_waiting_requests=3)
     frontend.all_but("b scheduler", sleepers=asleep("waking"))
     waiting = [frontend.open("b") for _ in range(4)]
+    for submit in [one for one in frontend.wire.sent if isinstance(one, Submit)]:
+        taken = Taken(submit.id, submit.attempt)
+        frontend.gateway.handle(PARTS["b tokenizer"], taken, frontend.now)
     frontend.tick(2.0)
     with pytest.raises(Overloaded, match="3 requests are waiting already") as refused:
         frontend.open("b")

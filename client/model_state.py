@@ -51,8 +51,8 @@ class ModelState:
         states = self.parts.states()
         if states["engine"] in RESTING and states["tokenizer"] == Phase.READY:
             sleeper = self._participant.sleepers.get(self.name)
-            reason = sleeper.reason if sleeper is not None else ""
-            return f"{states['engine']}: {reason}" if reason else states["engine"]
+            failed = sleeper is not None and bool(sleeper.reason)
+            return f"{states['engine']}: could not be woken" if failed else states["engine"]
         lacking = [f"{name}: {state}" for name, state in states.items() if state != Phase.READY]
         return ", ".join(lacking) or Phase.READY
 

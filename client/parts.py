@@ -101,17 +101,17 @@ class Parts:
         """Why a request cannot wait for the server to be ready; empty if it can."""
         participant, sleeper = self._participant, self._participant.sleepers.get(self._model)
         if sleeper is not None and sleeper.reason:
-            return self.explain(f"it could not be woken ({sleeper.reason})")
+            return self.explain("it could not be woken, and the server's log says why")
         if not participant.has_served(self._model):
             if self._model in participant.withdrawn:
                 return f"the model {self._model!r} was unloaded"
             young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)
             return "" if young else self.explain("it has not been ready yet")
-        if sleeper is not None and not self._wake_wait:
-            return self.explain("--wake-wait-s 0 lets no request wait")
-        if sleeper is None and not self._wait:
-            return self.explain("--restart-wait-s 0 lets no request wait")
-        if participant.silence(now) > self._wait:
+        longest = self._wait if sleeper is None else self._wake_wait
+        if not longest:
+            flag = "--restart-wait-s" if sleeper is None else "--wake-wait-s"
+            return self.explain(f"{flag} 0 lets no request wait")
+        if participant.silence(now) > longest:
             return self.explain(f"the router has been silent for {participant.silence(now):.0f} s")
         for name, state in self.states().items():
             if name not in _SERVICES or state == Phase.READY:

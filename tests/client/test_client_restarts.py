@@ -125,7 +125,15 @@ def test_a_model_that_sleeps_has_no_hope_without_tokenizers() -> None:
 
 def test_a_model_that_cannot_be_woken_is_not_waited_for() -> None:
     world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(reason="worker 1 ended"))
-    assert "could not be woken (worker 1 ended)" in world.after(0.0)
+    assert "it could not be woken" in world.after(0.0)
+
+
+def test_the_waits_for_restarts_and_for_waking_are_two() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep())
+    world.parts = Parts(world.participant, 0.0, world.now, "m", wake_wait_s=120.0)
+    assert world.after(0.5) == ""
+    world.parts = Parts(world.participant, WAIT, world.now, "m", wake_wait_s=0.0)
+    assert "--wake-wait-s 0 lets no request wait" in world.after(0.5)
 
 
 def test_who_comes_again_does_so_when_the_model_is_likely_awake() -> None:

@@ -239,6 +239,8 @@ class Internal(msgspec.Struct, frozen=True):
     """Which of several alike: for the process's title."""
     listen_fd: int | None = None
     """The inherited HTTP socket of a frontend."""
+    hold_fd: int | None = None
+    """Of a worker: prepare and wait for a byte from this pipe."""
     headless: int | None = None
     """1: serve the library: no HTTP, and the end comes when standard input closes."""
     one_engine: int | None = None
@@ -313,6 +315,11 @@ def _run(
         from penstock.services.worker.visible_device import show_one_device
 
         show_one_device(config.device.device_index, os.environ)
+    if internal.hold_fd is not None:
+        from penstock.services.worker.prepared import wait_until_wanted
+
+        if not wait_until_wanted(internal.hold_fd, config):
+            return 0
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
     code: int = service.run(config, **extra)

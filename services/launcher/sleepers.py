@@ -64,6 +64,8 @@ class _Nap:
         """Its engines are being ended."""
         self.wake_s: float | None = None
         """Seconds that its last waking took."""
+        self.prepared = False
+        """Its workers were started ahead since it fell asleep."""
         self.failed_starts = 0
         """Since it began to wake."""
         self.reason = ""
@@ -97,6 +99,7 @@ class Sleepers:
             launch.min_awake_s,
             now,
         )
+        self._prepares = launch.prepare_workers
         self._drain_s = launch.drain_timeout_s
         self._startup_s = launch.startup_timeout_s
         self._cluster = cluster
@@ -166,6 +169,8 @@ class Sleepers:
             self._wake(self._models[name], now)
         for name, cause in decision.sleep:
             self._fall(self._models[name], cause, now)
+        if self._prepares:
+            self._prepare()
 
     # --- states
 
@@ -202,12 +207,35 @@ class Sleepers:
 
     def _wake(self, model: RunningModel, now: float) -> None:
         nap, use = self._naps[model.name], self._policy.models[model.name]
-        nap.failed_starts, nap.reason = 0, ""
+        nap.failed_starts, nap.reason, nap.prepared = 0, "", False
         why = f"{use.held} waiting" if use.held else _WORDS[ASKED]
         since = now if use.wanted_since is None else use.wanted_since
         self._log.info(f"model {model.name} wakes: {why}", waited_s=round(now - since, 3))
         self._enter(model, Sleep.WAKING, now)
-        self.processes.add(model.engines)
+        prepared = [child for child in model.engines if child.held and child.alive]
+        others = [child for child in model.engines if child not in prepared]
+        self.processes.remove(others)  # one may have ended while it was held
+        for child in others:
+            child.held = False
+        self.processes.add(others)
+        for child in prepared:
+            child.release()
+
+    def _prepare(self) -> None:
+        """Start workers of models that sleep ahead, once each time, while nobody waits for one that
+        falls asleep or wakes."""
+        states = [model.state for model in self._models.values()]
+        if Sleep.FALLING in states or Sleep.WAKING in states:
+            return
+        for model in self._models.values():
+            nap = self._naps[model.name]
+            if model.state != Sleep.ASLEEP or nap.prepared or nap.reason:
+                continue
+            nap.prepared = True
+            workers = [child for child in model.engines if child.service == "worker"]
+            for child in workers:
+                child.held = True
+            self.processes.add(workers)
 
     def _look(self, model: RunningModel, nap: _Nap, now: float) -> None:
         """Whether a model that wakes is awake, or takes too long."""

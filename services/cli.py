@@ -240,7 +240,7 @@ class Internal(msgspec.Struct, frozen=True):
     listen_fd: int | None = None
     """The inherited HTTP socket of a frontend."""
     hold_fd: int | None = None
-    """Of a worker: prepare and wait for a byte from this pipe."""
+    """Of a process of an engine: prepare, and wait for a byte from this pipe."""
     headless: int | None = None
     """1: serve the library: no HTTP, and the end comes when standard input closes."""
     one_engine: int | None = None
@@ -316,9 +316,11 @@ def _run(
 
         show_one_device(config.device.device_index, os.environ)
     if internal.hold_fd is not None:
-        from penstock.services.worker.prepared import wait_until_wanted
+        from penstock.protocol.process.held_start import wait_until_wanted
+        from penstock.services.held_process import import_all
 
-        if not wait_until_wanted(internal.hold_fd, config):
+        import_all(name, config)
+        if not wait_until_wanted(internal.hold_fd):
             return 0
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}

@@ -153,11 +153,11 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             "all, or one for each. By default, and with -1, none does for that."
         ),
     ] = []
-    prepare_workers: Annotated[
+    prepare_engines: Annotated[
         bool,
         Meta(
-            description="A model that sleeps keeps its workers started, with libraries imported "
-            "and nothing on the device: it wakes some seconds sooner, for memory of the host."
+            description="A model that sleeps keeps the processes of its engines started, with "
+            "nothing on the device: it wakes some seconds sooner, for memory of the host."
         ),
     ] = False
     min_awake_s: Annotated[

@@ -14,7 +14,7 @@ _LAUNCHERS_OWN = frozenset(
     {
         "frontends", "tokenizers", "data_parallel_size", "startup_timeout_s", "download",
         "model_dirs", "nodes", "join", "join_timeout_s", "executor", "resident", "keep_alive",
-        "min_awake_s", "prepare_workers",
+        "min_awake_s", "prepare_engines",
     }
 )  # fmt: skip
 """How many of what are started is nothing that a child should judge, and it gets a folder."""

@@ -9,12 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
+from penstock.protocol.process.held_start import WANTED
 from penstock.services.launcher.stderr_relay import StderrRelay
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 10.0
-WANTED = b"1"
-"""What a held process waits for."""
 STABLE_SECONDS = 60.0
 """A child that lived so long starts again with the shortest delay."""
 

@@ -65,7 +65,7 @@ class _Nap:
         self.wake_s: float | None = None
         """Seconds that its last waking took."""
         self.prepared = False
-        """Its workers were started ahead since it fell asleep."""
+        """Its engines were started ahead since it fell asleep."""
         self.failed_starts = 0
         """Since it began to wake."""
         self.reason = ""
@@ -99,7 +99,7 @@ class Sleepers:
             launch.min_awake_s,
             now,
         )
-        self._prepares = launch.prepare_workers
+        self._prepares = launch.prepare_engines
         self._drain_s = launch.drain_timeout_s
         self._startup_s = launch.startup_timeout_s
         self._cluster = cluster
@@ -222,7 +222,7 @@ class Sleepers:
             child.release()
 
     def _prepare(self) -> None:
-        """Start workers of models that sleep ahead, once each time, while nobody waits for one that
+        """Start engines of models that sleep ahead, once each time, while nobody waits for one that
         falls asleep or wakes."""
         states = [model.state for model in self._models.values()]
         if Sleep.FALLING in states or Sleep.WAKING in states:
@@ -232,10 +232,9 @@ class Sleepers:
             if model.state != Sleep.ASLEEP or nap.prepared or nap.reason:
                 continue
             nap.prepared = True
-            workers = [child for child in model.engines if child.service == "worker"]
-            for child in workers:
+            for child in model.engines:
                 child.held = True
-            self.processes.add(workers)
+            self.processes.add(model.engines)
 
     def _look(self, model: RunningModel, nap: _Nap, now: float) -> None:
         """Whether a model that wakes is awake, or takes too long."""

@@ -112,7 +112,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "kv_tier_disk_bytes": {"kv_tier_disk": "/var/cache/penstock"},
     "kv_tier_store_after": {"kv_tier_memory_bytes": 2**30},
     "min_awake_s": {"resident": 1},
-    "prepare_workers": {"keep_alive": ["10m"]},
+    "prepare_engines": {"keep_alive": ["10m"]},
     "speculative_tokens": {"speculative": "suffix"},
     "speculative_history": {"speculative": "suffix"},
 }

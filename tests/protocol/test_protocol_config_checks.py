@@ -101,7 +101,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
      ("--speculative-tokens 3", "--speculative off", "suffix or ngram")),
     ({"speculative_history": 9}, ("--speculative-history 9", "--speculative auto")),
     ({"min_awake_s": 3}, ("--min-awake-s 3", "--resident")),
-    ({"prepare_workers": True}, ("--prepare-workers", "--resident or --keep-alive")),
+    ({"prepare_engines": True}, ("--prepare-engines", "--resident or --keep-alive")),
     ({"keep_alive": ["10x"]}, ("--keep-alive 10x", "90s, 10m or 2h")),
     ({"keep_alive": ["10m"], "model_dirs": ["/"]}, ("--keep-alive 10m", "--model-dirs")),
     ({"keep_alive": ["10m"], "lora_dirs": ["/"]}, ("--keep-alive 10m", "--lora-dirs")),

@@ -310,42 +310,45 @@ def test_a_server_that_ends_puts_nothing_to_sleep(world: World) -> None:
     assert world.ask(SLEEP_MODEL, "a").status == 503
 
 
-def test_workers_of_models_that_sleep_are_started_ahead_and_let_go(folder: Path) -> None:
-    world = World(folder, prepare_workers=True)
+def test_engines_of_models_that_sleep_are_started_ahead_and_let_go(folder: Path) -> None:
+    world = World(folder, prepare_engines=True)
     released: list[Any] = []
     for name in NAMES:
         for child in world.engines[name]:
             child.release = lambda child=child: released.append(child)
     world.tick()
     worker, scheduler = world.engines["c"]
-    assert (world.processes, worker.held, scheduler.held) == ([worker], True, False)
+    assert (world.processes, worker.held, scheduler.held) == ([worker, scheduler], True, True)
     world.wants("c")
     world.tick(IDLE_SECONDS)
     assert world.states()["a"] == "falling asleep"
     world.fallen("a")
     assert world.states()["c"] == "waking"
     assert world.processes == [worker, scheduler]
-    assert released == [worker], "the scheduler was started, and the worker let go"
+    assert released == [worker, scheduler]
     assert not world.engines["a"][0].held, "not while another one wakes"
-    worker.held = False
+    worker.held = scheduler.held = False
     world.woken("c")
     world.tick()
-    assert world.processes[2:] == [world.engines["a"][0]]
+    assert world.processes[2:] == world.engines["a"]
     world.tick()
-    assert len(world.processes) == 3, "once"
+    assert len(world.processes) == 4, "once"
 
 
-def test_a_worker_that_ends_while_it_is_held_is_started_when_it_is_wanted(folder: Path) -> None:
-    world = World(folder, prepare_workers=True)
+def test_a_process_that_ends_while_it_is_held_is_started_when_it_is_wanted(folder: Path) -> None:
+    released: list[Any] = []
+    world = World(folder, prepare_engines=True)
     world.tick()
     worker, scheduler = world.engines["c"]
     assert world.died(worker)
     world.tick()
     assert not worker.alive, "it may be that there is no memory for it"
+    scheduler.release = lambda: released.append(scheduler)
     world.ask(SLEEP_MODEL, "a")
     world.fallen("a")
     world.wants("c")
     world.tick()
-    assert world.processes[-2:] == [worker, scheduler]
     assert world.processes.count(worker) == 1
+    assert worker.alive
     assert not worker.held
+    assert released == [scheduler]

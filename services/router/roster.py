@@ -232,6 +232,7 @@ class Roster:
         """``told``: models that the member knows to be served, maybe longer than this router."""
         model, is_news = member.model, self.models.told(told)
         is_news |= self.models.unloads(member.unloading)
+        is_news |= self.models.sleeps(one.model for one in member.sleepers)
         if member.service == "scheduler" and member.phase == Phase.READY:
             self.models.does(model, member.capacity.done)
         if member.service in _MODEL_SERVICES and member.phase == Phase.READY:
@@ -267,6 +268,7 @@ class Roster:
             self._log("debug", f"{member.service} left (pid {member.identity.pid})")
             self._remove(member)
             is_last = not any(other.model == member.model for other in self.members.values())
+            is_last = is_last and member.model not in self.asleep
             if is_last and self.models.has_nobody(member.model):
                 self._changed.add(self.incarnation)
             self._forget_models()

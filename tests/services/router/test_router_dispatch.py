@@ -831,6 +831,24 @@ def test_a_model_that_sleeps_since_the_start_is_served(two_models: World) -> Non
     assert len(world.dispatcher.held) == 1
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_model_that_falls_asleep_without_a_tokenizer_is_not_withdrawn(
+    two_models: World, heard: bool
+) -> None:
+    world = two_models
+    for number in (1, 2, 11, 12):
+        world.beat(number)
+    world.roster.died(11, "host-a")
+    if heard:
+        sleeps(world, "b")
+    world.roster.goodbye(12)
+    assert ("b" in world.roster.models) == heard
+    if not heard:
+        sleeps(world, "b")
+    assert world.roster.models.served == ["a", "b"]
+    assert world.roster.models.withdrawn == []
+
+
 def test_models_sleep_on_while_their_launcher_joins_anew_and_not_when_it_is_gone(
     two_models: World,
 ) -> None:

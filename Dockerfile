@@ -6,8 +6,11 @@
 #
 # Each image holds what its process imports and nothing else: the packages come from the role's
 # dependency group in pyproject.toml, and penstock itself is installed without dependencies. So the
-# images of router, scheduler and frontend hold no torch, no transformers and no tokenizers.
+# images of router, scheduler and frontend hold no torch, no transformers and no tokenizers. None
+# holds `penstock bench` and what else measures, nor the training of the built-in model; the model is
+# where a process reads it.
 #
+# TRACE_PACKAGES="opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" adds what --otel-traces needs.
 # TORCH is pinned as in the Makefile; a comma or a second package is not understood.
 
 # A release of Python and of Debian, so that an image built again is built on the same; raise it for
@@ -32,52 +35,61 @@ COPY protocol ./protocol
 COPY client ./client
 COPY services ./services
 COPY kernels ./kernels
-COPY loadtest ./loadtest
-COPY demo ./demo
+RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
+
+FROM wheel AS wheel-with-model
+COPY demo/model ./demo/model
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 
 FROM tools AS router-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group router
+    pip --python /opt/penstock/bin/python install --group router ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS scheduler-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group scheduler
-COPY --from=wheel /wheels /wheels
+    pip --python /opt/penstock/bin/python install --group scheduler ${TRACE_PACKAGES}
+COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS frontend-packages
 # Of the extras: "grpcio grpcio-health-checking grpcio-reflection googleapis-common-protos", "valkey".
 ARG FRONTEND_PACKAGES=
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group frontend ${FRONTEND_PACKAGES}
+    pip --python /opt/penstock/bin/python install --group frontend \
+        ${FRONTEND_PACKAGES} ${TRACE_PACKAGES}
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS tokenizer-packages
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group tokenizer
-COPY --from=wheel /wheels /wheels
+    pip --python /opt/penstock/bin/python install --group tokenizer ${TRACE_PACKAGES}
+COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 # Torch goes first: nothing else may choose its build.
 FROM tools AS worker-cpu-packages
 ARG TORCH
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/penstock/bin/python install \
         --index-url https://download.pytorch.org/whl/cpu "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker
-COPY --from=wheel /wheels /wheels
+    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
+COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS worker-cuda-packages
 ARG TORCH
+ARG TRACE_PACKAGES=
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/penstock/bin/python install "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker
-COPY --from=wheel /wheels /wheels
+    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
+COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 # --- what the images are
@@ -93,8 +105,12 @@ ENV PATH=/opt/penstock/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp \
-    HF_HOME=/tmp/huggingface
+    HF_HOME=/tmp/huggingface \
+    PENSTOCK_STATE_FILE=/tmp/penstock-state
 USER penstock
+# The main loop of a process touches its file once a second, also while it loads or drains.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD test -n "$(find /tmp/penstock-state -newermt '-10 seconds' 2>/dev/null)"
 
 # Commands are lists: the process itself is the container's, so it gets the signal to drain.
 
@@ -118,6 +134,9 @@ CMD ["penstock", "tokenizer"]
 
 FROM runtime AS worker-cpu
 COPY --from=worker-cpu-packages /opt/penstock /opt/penstock
+# A step that is larger than any before may take two minutes, and the loop waits for it.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD test -n "$(find /tmp/penstock-state -newermt '-150 seconds' 2>/dev/null)"
 CMD ["penstock", "worker", "--device", "cpu"]
 
 FROM runtime AS worker-cuda
@@ -130,4 +149,6 @@ USER penstock
 ENV TRITON_CACHE_DIR=/var/cache/penstock/triton \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/penstock/inductor
 COPY --from=worker-cuda-packages /opt/penstock /opt/penstock
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD test -n "$(find /tmp/penstock-state -newermt '-150 seconds' 2>/dev/null)"
 CMD ["penstock", "worker", "--device", "cuda"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.exact_attention import ROW_MULTIPLE
+from penstock.kernels.kv_cache import read_blocks
 from penstock.kernels.online_softmax import SoftmaxSums, softmax_step
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """query: [groups * queries, Hq, D]; sinks: [Hq]. Returns [groups * queries, Hq * D]."""
-    kv_heads, blocks, block_size, dim = key_cache.shape
-    heads = query.shape[1]
+    kv_heads = key_cache.shape[0]
+    _, heads, dim = query.shape
     shared = heads // kv_heads
     groups, queries = batch.num_groups, batch.num_queries
     lone = groups == 1 and queries == 1 and len(batch.tiles) == 1 and not batch.exact
@@ -37,15 +38,13 @@ def attend(
     if queries == 1 and groups * kv_heads * batch.tiles[0].width * dim <= _FP32_ELEMENTS:
         dtype = torch.float32
     packed = _packed(query.to(dtype) * scale, kv_heads, batch)
-    keys = key_cache.view(kv_heads * blocks, block_size * dim)
-    values = value_cache.view(kv_heads * blocks, block_size * dim)
     sums: SoftmaxSums | None = None
     attended: Tensor | None = None
     for tile in batch.tiles:
         active = slice(tile.first * kv_heads, tile.end * kv_heads)
         shape = (active.stop - active.start, tile.width, dim)
-        key = keys.index_select(0, tile.gather).view(shape).to(dtype)
-        value = values.index_select(0, tile.gather).view(shape).to(dtype)
+        key = read_blocks(key_cache, tile.gather, dtype).view(shape).to(dtype)
+        value = read_blocks(value_cache, tile.gather, dtype).view(shape).to(dtype)
         scores = _scores(packed[active], key, tile, kv_heads, batch)
         if len(batch.tiles) == 1 and not batch.exact and sinks is None:
             attended = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
@@ -112,12 +111,12 @@ def _attend_alone(
     The query heads that share K and V stand as its queries. (For more rows the fused attention is
     slower than the batched products: 195 µs against 87 for 32 rows.)
     """
-    kv_heads, blocks, block_size, dim = key_cache.shape
+    kv_heads, dim = key_cache.shape[0], query.shape[2]
     tile = batch.tiles[0]
     key, value = (
-        cache.view(kv_heads * blocks, block_size * dim)
-        .index_select(0, tile.gather)
-        .view(1, kv_heads, tile.width, dim)[:, :, tile.seen]
+        read_blocks(cache, tile.gather, query.dtype).view(1, kv_heads, tile.width, dim)[
+            :, :, tile.seen
+        ]
         for cache in (key_cache, value_cache)
     )
     shared = query.view(1, kv_heads, -1, dim)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention_backend import CacheShape, IntArray, RowPlaces, row_places
+from penstock.kernels.kv_cache import read_blocks_into
 from penstock.kernels.online_softmax import LOWEST, SoftmaxSums, add_tile
 
 KV_TILE = 128
@@ -80,14 +81,14 @@ class ExactChunk(NamedTuple):
         sinks: Tensor | None = None,
     ) -> Tensor:
         """query: [rows, Hq, D]. Returns [rows, Hq * D]."""
-        kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
-        rows, heads, _ = query.shape
+        kv_heads = key_cache.shape[0]
+        rows, heads, dim = query.shape
         apart = query.view(rows, kv_heads, heads // kv_heads, dim)
         of_heads = None if sinks is None else sinks.float().view(kv_heads, 1, -1, 1)
         out = torch.empty_like(apart, memory_format=torch.contiguous_format)
         for first in range(0, kv_heads, self.heads_at_once):
             some = slice(first, first + self.heads_at_once)
-            keys = _Keys(key_cache, value_cache, self, some)
+            keys = _Keys(key_cache, value_cache, dim, self, some)
             scores = _score_memory(apart[:, some], self.pieces)
             for piece in self.pieces:
                 inside = slice(piece.first, piece.first + piece.queries)
@@ -132,20 +133,18 @@ class _Keys:
     """Keys and values of some KV heads, gathered at once or some tiles at a time."""
 
     def __init__(
-        self, key_cache: Tensor, value_cache: Tensor, chunk: ExactChunk, heads: slice
+        self, key_cache: Tensor, value_cache: Tensor, dim: int, chunk: ExactChunk, heads: slice
     ) -> None:
         self._block_size = key_cache.shape[2]
-        self._caches = [
-            cache.view(-1, cache.shape[2] * cache.shape[3]) for cache in (key_cache, value_cache)
-        ]
-        self._dim = key_cache.shape[3]
+        self._caches = key_cache, value_cache
+        self._dim = dim
         self._start, self._gather = chunk.start, chunk.gather[heads]
         self._width = chunk.tiles_at_once * KV_TILE
         self._begin = -1
         """The first of the gathered positions, from the chunk's ``start`` on."""
         count, blocks = self._gather.shape
         most = count * min(self._width, blocks * self._block_size) * self._dim
-        self._memory = [key_cache.new_empty(most) for _ in self._caches]
+        self._memory = [torch.empty(most, dtype=torch.float32) for _ in self._caches]
         self._gathered: list[Tensor] = []
 
     def tiles(self, seen: list[SeenTile]) -> Iterator[tuple[SeenTile, Tensor, Tensor]]:
@@ -166,8 +165,8 @@ class _Keys:
         rows = rows.reshape(-1)
         found = []
         for cache, memory in zip(self._caches, self._memory, strict=True):
-            into = memory[: len(rows) * cache.shape[1]].view(len(rows), -1)
-            torch.index_select(cache, 0, rows, out=into)
+            into = memory[: len(rows) * size * self._dim].view(len(rows), size, self._dim)
+            read_blocks_into(cache, rows, into)
             found.append(into.view(heads, blocks * size, self._dim))
         return found
 

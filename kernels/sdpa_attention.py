@@ -36,6 +36,7 @@ from penstock.kernels.attention_backend import (
     RowPlaces,
     row_places,
 )
+from penstock.kernels.kv_cache import read_blocks
 
 FOLDED_ROWS = 64
 """Longest chunk that attends beside others: as many queries as a fused kernel takes at once."""
@@ -71,12 +72,14 @@ class FoldedBatch(NamedTuple):
         sinks: Tensor | None = None,
     ) -> Tensor:
         _refuse(sinks)
-        kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
-        count, heads, _ = query.shape
+        kv_heads = key_cache.shape[0]
+        count, heads, dim = query.shape
         sequences, shared = count // self.queries, heads // kv_heads
+        gathered = (
+            read_blocks(cache, self.gather, query.dtype) for cache in (key_cache, value_cache)
+        )
         key, value = (
-            gathered(cache, self.gather).view(sequences, kv_heads, -1, dim)[:, :, : self.seen]
-            for cache in (key_cache, value_cache)
+            part.view(sequences, kv_heads, -1, dim)[:, :, : self.seen] for part in gathered
         )
         apart = query.reshape(sequences, self.queries, kv_heads, shared, dim)
         folded = apart.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
@@ -105,8 +108,8 @@ class LoneChunk(NamedTuple):
         sinks: Tensor | None = None,
     ) -> Tensor:
         _refuse(sinks)
-        kv_heads, dim = key_cache.shape[0], key_cache.shape[3]
-        count, heads, _ = query.shape
+        kv_heads = key_cache.shape[0]
+        count, heads, dim = query.shape
         shared = heads // kv_heads
         apart = query.reshape(count, kv_heads, shared, dim).permute(1, 2, 0, 3)
         out = query.new_empty(count, kv_heads, shared, dim)
@@ -114,7 +117,7 @@ class LoneChunk(NamedTuple):
             some = slice(first, first + self.heads_at_once)
             rows = self.gather[some]
             key, value = (
-                gathered(cache, rows.reshape(-1))
+                read_blocks(cache, rows.reshape(-1), query.dtype)
                 .view(len(rows), 1, -1, dim)[:, :, : self.context]
                 .expand(-1, shared, -1, -1)
                 for cache in (key_cache, value_cache)
@@ -127,12 +130,6 @@ class LoneChunk(NamedTuple):
 def _refuse(sinks: Tensor | None) -> None:
     if sinks is not None:
         raise ValueError(f"{SdpaAttention.name} has no sinks")
-
-
-def gathered(cache: Tensor, rows: Tensor) -> Tensor:
-    """cache: [Hkv, num_blocks, block_size, D]; rows: [R] of it as [Hkv * num_blocks, …]. Returns
-    [R, block_size * D]."""
-    return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, rows)
 
 
 def visible(positions: Tensor, width: int) -> Tensor:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def measure() -> dict[str, Any]:
         limits = limits_of(parsed, device.type, parsed.dtype)
-        maker = Maker(config, getattr(torch, parsed.dtype), device)
+        maker = Maker(config, getattr(torch, parsed.dtype), device, parsed.kv_cache_dtype)
         timer = KernelTimer(
             device, repetitions=parsed.repetitions, warm_up=parsed.warm_up, cold=parsed.cold
         )
@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
             **recorded("kernels", arguments),
             "model": parsed.MODEL,
             "dtype": parsed.dtype,
+            "kv_cache_dtype": parsed.kv_cache_dtype,
             "cold": parsed.cold,
             "repetitions": parsed.repetitions,
             "limits": limits,
@@ -88,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=["auto", "fp8", "int8"], default="auto",
+        help="of keys and values (default: as --dtype)",
+    )  # fmt: skip
     parser.add_argument("--threads", type=integer(1, 4096), metavar="N", help="of the CPU")
     parser.add_argument("--block-size", type=int, choices=[8, 16, 32, 64], default=16)
     sizes = parser.add_argument_group("sizes (defaults: cpu; cuda)")

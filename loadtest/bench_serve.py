@@ -30,6 +30,7 @@ from penstock.loadtest.measured_run import (
     session_plans,
     warm_up,
 )
+from penstock.loadtest.result_files import BadResult, by_server, check_runs
 from penstock.loadtest.serve_options import ServeOptions, parse
 from penstock.loadtest.serve_result import serve_result
 from penstock.loadtest.target import ServedModel, Target, TargetError
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     except TargetError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return FAILED
-    except BadDataset as error:
+    except (BadDataset, BadResult) as error:
         print(f"penstock: {error}", file=sys.stderr)
         return WRONG_FLAGS
     except OSError as error:
@@ -132,7 +133,7 @@ async def _run(options: ServeOptions, arguments: Sequence[str]) -> tuple[dict[st
 
 
 def _keep(found: Sequence[dict[str, Any]], path: Path | None, page: Path | None) -> None:
-    """The table of several runs, the file and the page. Raises ``OSError``."""
+    """The table of several runs, the file and the page. Raises ``OSError`` and ``BadResult``."""
     if len(found) > 1:
         print(f"\n{report.runs_table(found)}")
     if path is not None:
@@ -140,8 +141,8 @@ def _keep(found: Sequence[dict[str, Any]], path: Path | None, page: Path | None)
         print(f"\nsaved in {path}")
     if page is not None:
         from penstock.loadtest.html_report import html_report
-        from penstock.loadtest.result_files import by_server
 
+        check_runs(found, str(page))
         page.write_text(html_report(by_server(found), "Load test"), encoding="utf-8")
         print(f"\nreport in {page}")
 

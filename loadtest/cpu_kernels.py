@@ -107,7 +107,7 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
 
 def _cache(maker: Maker, blocks: int, block_size: int) -> tuple[Tensor, Tensor]:
     shape = (maker.config.num_kv_heads, blocks, block_size, maker.config.head_dim)
-    return maker.normal(*shape), maker.normal(*shape)
+    return maker.cache(*shape), maker.cache(*shape)
 
 
 def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:

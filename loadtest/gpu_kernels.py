@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from penstock.kernels.gpu.activation import gated_product
-from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, LayerCache
+from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores, layer_cache
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
@@ -70,7 +70,7 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
         )  # fmt: skip
     for batch in grid.batches:
         for context in grid.contexts:
-            cached = 2 * batch * context * kv_heads * dim * size
+            cached = 2 * batch * context * kv_heads * maker.cached_head
             moved = cached + batch * (fused + 2 * kv_heads + heads) * dim * size
             yield KernelCase(
                 "decode_attention", f"{batch} x {context}", moved,
@@ -83,13 +83,14 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
             if common:
                 yield KernelCase(
                     "prefix_attention", f"{batch} rows share {common}",
-                    2 * common * kv_heads * dim * size + batch * heads * dim * (size + 4),
+                    2 * common * kv_heads * maker.cached_head + batch * heads * dim * (size + 4),
                     4 * batch * heads * dim * common,
                     partial(_shared_prefix, maker, batch, common, grid.block_size),
                 )  # fmt: skip
     for rows in grid.rows:
         for prefix in grid.prefixes:
-            moved = 2 * (rows * heads + (prefix + rows) * kv_heads) * dim * size
+            cached = 2 * (prefix + rows) * kv_heads * maker.cached_head
+            moved = 2 * rows * heads * dim * size + cached
             yield KernelCase(
                 "prefill_attention", f"{rows} after {prefix}", moved,
                 attention_flops(config, prefix, rows),
@@ -195,7 +196,7 @@ class _Paged:
         config = maker.config
         width = blocks_of(length, block_size)
         shape = (count * width, config.num_kv_heads, block_size, config.head_dim)
-        self.keys, self.values = maker.normal(*shape), maker.normal(*shape)
+        self.keys, self.values = maker.cache(*shape), maker.cache(*shape)
         order = torch.randperm(count * width, generator=torch.Generator().manual_seed(0))
         self.table = order.view(count, width).to(torch.int32).to(maker.device)
         half = config.head_dim // 2
@@ -211,7 +212,7 @@ def _rope(maker: Maker, rows: int, block_size: int) -> Call:
     qkv = maker.normal(rows, fused, config.head_dim)
     query = maker.normal(rows, heads, config.head_dim)
     slots, positions = maker.integers([0] * rows), maker.integers(list(range(rows)))
-    cache, eps = LayerCache(paged.keys, paged.values), config.rms_norm_eps
+    cache, eps = layer_cache(paged.keys, paged.values), config.rms_norm_eps
     return lambda: rope_and_cache(
         qkv, slots, positions, paged.table, paged.heads, query, cache, eps
     )
@@ -226,10 +227,11 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
     qkv, out = maker.normal(batch, heads + 2 * kv_heads, dim), maker.normal(batch, heads, dim)
     rows, position = maker.integers(list(range(batch))), maker.integers([context] * batch)
     keys, values, eps = paged.keys[None], paged.values[None], config.rms_norm_eps
+    scores = [Scores(dim**-0.5)]
     space = decode_workspace(batch, heads, kv_heads, dim, maker.device)
     choice = choose_decode_attention(
         keys, values, heads, batch, config.qk_norm, eps,
-        TritonDecodeAttention(keys, values, space, eps),
+        TritonDecodeAttention(keys, values, space, eps, None, scores), None, scores,
     )  # fmt: skip
     step = DecodeBatch(rows, position, paged.table)
     choice.kernels.plan(step)
@@ -247,8 +249,9 @@ def _shared_prefix(maker: Maker, batch: int, common: int, block_size: int) -> Ca
     position = maker.integers([common] * batch)
     prefix = shared_prefix(maker.integers([0]), position.clone(), batch, heads, kv_heads, dim)
     choice = choose_prefix_attention(
-        paged.keys[None], paged.values[None], heads, config.qk_norm, config.rms_norm_eps, prefix
-    )
+        paged.keys[None], paged.values[None], heads, config.qk_norm, config.rms_norm_eps, prefix,
+        [Scores(dim**-0.5)],
+    )  # fmt: skip
     if choice.kernels is None:
         raise ValueError(f"no kernel reads shared prefixes: {choice.reason}")
     step = DecodeBatch(rows, position, paged.table)
@@ -271,7 +274,8 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
             maker.integers([prefix + start for start in starts]),
         ]
     )
-    choice = choose_prefill_attention(paged.keys[None], paged.values[None], queries)
+    scores = [Scores(config.head_dim**-0.5)]
+    choice = choose_prefill_attention(paged.keys[None], paged.values[None], queries, scores)
     call = partial(choice.kernels, 0, queries, tiles, len(starts), paged.table, out)
     return NotedCall(call, choice.summary)
 

@@ -8,6 +8,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind, stored_head
+from penstock.kernels.quantized_cache import cache_type, columns, parts, quantize
 from penstock.kernels.rotary import cos_sin_table
 from penstock.services.worker.models.dense import DenseConfig
 
@@ -56,8 +58,16 @@ class Grid(msgspec.Struct, frozen=True):
 class Maker:
     """Makes operands of one type on one device, the same in every run."""
 
-    def __init__(self, config: DenseConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: DenseConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_kind: KVCacheKind = "auto",
+    ) -> None:
+        """kv_kind: of keys and values."""
         self.config, self.dtype, self.device = config, dtype, device
+        self.kv_kind: KVCacheKind = kv_kind
         self._generator = torch.Generator(device).manual_seed(0)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
@@ -66,6 +76,24 @@ class Maker:
 
     def weight(self, rows: int, width: int) -> Tensor:
         return self.normal(rows, width, scale=width**-0.5)
+
+    def cache(self, *shape: int) -> Tensor:
+        """Keys or values. shape: of plain ones, [..., block_size, D]."""
+        plain = self.normal(*shape)
+        if self.kv_kind == "auto":
+            return plain
+        kind = cache_type(self.kv_kind, self.dtype)
+        size = (*shape[:-1], columns(shape[-1], kind))
+        cache = torch.empty(size, dtype=torch.int8, device=self.device).view(kind)
+        for part, made in zip(parts(cache), quantize(plain, kind), strict=True):
+            of_bytes = torch.int8 if part.dtype == kind else part.dtype
+            part.view(of_bytes).copy_(made.view(of_bytes))
+        return cache
+
+    @property
+    def cached_head(self) -> int:
+        """Bytes of a position's key or value of one head."""
+        return stored_head(self.config.head_dim, self.dtype.itemsize, self.kv_kind)
 
     def ones(self, width: int) -> Tensor:
         return torch.ones(width, dtype=self.dtype, device=self.device)

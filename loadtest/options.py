@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.loadtest.result_files import ReadRun
+
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 METRICS = (*LIMITED, "queue")
 Since = Literal["intended", "sent"]
@@ -80,7 +82,10 @@ def header(text: str) -> tuple[str, str]:
 
 
 def metadata(text: str) -> tuple[str, str]:
-    return _pair(text)
+    name, value = _pair(text)
+    if name in ReadRun.__struct_fields__:
+        raise argparse.ArgumentTypeError(f"{name} is a field of the result; choose another name")
+    return name, value
 
 
 def extra_body(text: str) -> dict[str, Any]:

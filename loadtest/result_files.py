@@ -132,15 +132,21 @@ def _runs(path: str) -> list[Run]:
     runs = read.get("runs", [read]) if isinstance(read, dict) else read
     if not isinstance(runs, list) or not runs:
         raise BadResult(f"{path}: it holds no runs")
+    check_runs(runs, path)
+    return runs
+
+
+def check_runs(runs: Sequence[Any], place: str) -> None:
+    """Whether a page can be made of them. place: where they stand, for the error. Raises
+    ``BadResult``."""
     for number, run in enumerate(runs, start=1):
         try:
             msgspec.convert(run, ReadRun)
         except msgspec.ValidationError as error:
             which = f", run {number}" if len(runs) > 1 else ""
             raise BadResult(
-                f"{path}{which}: no result of `penstock bench serve`: {error}"
+                f"{place}{which}: no result of `penstock bench serve`: {error}"
             ) from None
-    return runs
 
 
 def _different(names: Sequence[str]) -> list[str]:

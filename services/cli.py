@@ -172,7 +172,13 @@ def naming_what_is_missing(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
+        missing = error.name or ""
+        if missing.startswith("penstock.loadtest"):
+            raise ConfigError(
+                f"`penstock {name}` is not in this installation, which is for one process of a "
+                "server; pip install penstock installs all"
+            ) from error
+        package = missing.partition(".")[0]
         if package not in NOT_EVERYWHERE:
             raise
         raise ConfigError(

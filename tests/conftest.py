@@ -62,6 +62,7 @@ SHARING = {
         "pipeline/test_pipeline_playground_chats.py",
         "pipeline/test_pipeline_playground_markdown.py",
         "pipeline/test_pipeline_socket_drain.py",
+        "deploy/test_dashboards.py",
         "loadtest/test_loadtest_foreign.py",
         "loadtest/test_loadtest_modes.py",
         "loadtest/test_loadtest_own_server.py",

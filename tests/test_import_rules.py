@@ -231,6 +231,7 @@ SHOW_THE_TIME = {
     "protocol/process/metrics.py",
     "protocol/process/service.py",
     "protocol/process/spans.py",
+    "protocol/process/stage_export.py",
     "services/frontend/connection.py",
     "services/frontend/context.py",
     "services/frontend/dialect_handler.py",

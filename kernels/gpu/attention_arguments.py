@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.quantized_cache import is_quantized
+
 LOG2_E = 1.4426950408889634
 _LEAST_HALF = 16
 """What a product of matrices takes at least."""
@@ -52,10 +54,20 @@ memory, as long as their entries do not."""
 
 
 class LayerCache(NamedTuple):
-    """[entries, Hkv, block_size, D] each, contiguous."""
+    """[entries, Hkv, block_size, D] each, contiguous; D is more of a quantized cache."""
 
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    """The memory of ``keys`` in fp32, where they are quantized: see ``quantized_cache``."""
+    value_scales: Tensor | None = None
+
+
+def layer_cache(keys: Tensor, values: Tensor) -> LayerCache:
+    if not is_quantized(keys.dtype):
+        return LayerCache(keys, values)
+    scales = (cache.view(torch.int8).view(torch.float32) for cache in (keys, values))
+    return LayerCache(keys, values, *scales)
 
 
 class Scores(NamedTuple):

@@ -31,16 +31,15 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
+from penstock.kernels.gpu.decode_tile import attended, with_prefix, write_codes
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
     count_below,
-    dot,
     first_seen,
     rotated_head,
     rotated_heads,
-    softmax_step,
     with_sink,
     within,
 )
@@ -61,6 +60,8 @@ SHAPE = Shape(32, 1, 4)
 WIDE_SHAPE = Shape(32, 2, 2)
 """... and of twelve for wider heads on an H100 from batch 64 on, and within 5 % at batch 1: 64 rows
 of 430 positions take 52 µs a layer of Gemma 2 2B, 56 with the other."""
+CODES_SHAPE = Shape(64, 1, 4)
+"""Of quantized caches with heads of up to 128: as many bytes at once as ``SHAPE`` has."""
 _PROGRAMS_EACH = 8
 """Programs that keep a multiprocessor busy: a row is split until there are so many."""
 _MOST_SPLITS = 32
@@ -68,60 +69,12 @@ _COMBINED = 8
 """Splits that are combined at once."""
 
 
-@triton.jit
-def _with_prefix(
-    row_max, row_sum, accumulator, partial, sums, pair, query, column, valid,
-    SHARED: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Add the parts of the shared prefix to what the heads of a (row, KV head) pair have."""
-    inside = (query < SHARED) & valid
-    for part in range(PARTS):
-        at = (pair.to(tl.int64) * PARTS + part) * SHARED + query
-        part_max = tl.load(sums + 2 * at, mask=inside, other=float("-inf"))
-        part_sum = tl.load(sums + 2 * at + 1, mask=inside, other=0.0)
-        there = within(inside[:, None], column[None, :], DIM, PADDED)
-        part_accumulator = tl.load(
-            partial + at[:, None] * DIM + column[None, :], mask=there, other=0.0
-        )
-        new_max = tl.maximum(row_max, part_max)
-        decay = tl.exp2(row_max - new_max)
-        share = tl.exp2(part_max - new_max)
-        row_sum = row_sum * decay + part_sum * share
-        accumulator = accumulator * decay[:, None] + part_accumulator * share[:, None]
-        row_max = new_max
-    return row_max, row_sum, accumulator
-
-
-@triton.jit
-def _attended(
-    first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache, value_cache,
-    kv_head, scale,
-    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """What the heads of a row have, with these positions where ``inside``."""
-    dim: tl.constexpr = 2 * HALF
-    half = tl.arange(0, PADDED_HALF)
-    column = tl.arange(0, 2 * PADDED_HALF)
-    block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * dim
-    keys = key_cache + place[:, None] + half[None, :]
-    of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
-    of_values = within(inside[:, None], column[None, :], dim, 2 * PADDED_HALF)
-    key_first = tl.load(keys, mask=of_keys, other=0.0)
-    key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
-    value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
-    score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-    score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
-    return softmax_step(score, value, row_max, row_sum, accumulator, 1.0)
-
-
 # One compiled kernel serves every list of blocks of as many bits.
 @triton.jit(do_not_specialize=["listed_stride", "most_listed"])
 def _decode_kernel(
     qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
-    out, partial, partial_sums, arrived, prefix_lengths, prefix_partial, prefix_sums, sinks, listed,
-    listed_stride, most_listed, scale, eps, table_stride,
+    key_scales, value_scales, out, partial, partial_sums, arrived, prefix_lengths, prefix_partial,
+    prefix_sums, sinks, listed, listed_stride, most_listed, scale, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
     HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
@@ -180,9 +133,16 @@ def _decode_kernel(
         new_first = new_first.to(dtype)
         new_second = new_second.to(dtype)
         block = tl.load(entries + cached // BLOCK_SIZE).to(tl.int64)
-        place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + cached % BLOCK_SIZE) * dim
+        page, offset = block * KV_HEADS + kv_head, cached % BLOCK_SIZE
+        place = (page * BLOCK_SIZE + offset) * dim
         value = source + (HEADS + KV_HEADS + kv_head) * dim + column
-        if HALF == PADDED_HALF:
+        if key_scales is not None:
+            new_value = tl.load(value, mask=column < dim, other=0.0)
+            new_first, new_second, new_value = write_codes(
+                new_first, new_second, new_value, key_cache, value_cache, key_scales, value_scales,
+                page, offset, HALF, PADDED_HALF, BLOCK_SIZE,
+            )  # fmt: skip
+        elif HALF == PADDED_HALF:
             new_value = tl.load(value)
             tl.store(key_cache + place + half, new_first)
             tl.store(key_cache + place + HALF + half, new_second)
@@ -201,7 +161,7 @@ def _decode_kernel(
             sink = tl.load(sinks + kv_head * SHARED + query, mask=query < SHARED, other=0.0)
             row_max, row_sum, accumulator = with_sink(sink, row_max, row_sum, accumulator)
         if PREFIX_PARTS:
-            row_max, row_sum, accumulator = _with_prefix(
+            row_max, row_sum, accumulator = with_prefix(
                 row_max, row_sum, accumulator, prefix_partial, prefix_sums,
                 row * KV_HEADS + kv_head, query, column, skipped > 0,
                 SHARED, dim, padded, PREFIX_PARTS,
@@ -218,9 +178,10 @@ def _decode_kernel(
             number = tl.load(listed + index // BLOCK_SIZE, mask=index < ahead, other=0)
             position = number * BLOCK_SIZE + index % BLOCK_SIZE
             inside = (index < ahead) & (position < skipped)
-            row_max, row_sum, accumulator = _attended(
+            row_max, row_sum, accumulator = attended(
                 first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache,
-                value_cache, kv_head, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+                value_cache, key_scales, value_scales, kv_head, scale,
+                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
         begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
         end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
@@ -229,9 +190,10 @@ def _decode_kernel(
         end = tl.minimum(begin + each * TILE, cached)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
-        row_max, row_sum, accumulator = _attended(
+        row_max, row_sum, accumulator = attended(
             first, second, position, position < end, row_max, row_sum, accumulator, entries,
-            key_cache, value_cache, kv_head, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+            key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+            KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
         )  # fmt: skip
 
     if active == 1:
@@ -335,6 +297,12 @@ def decode_workspace(
     )
 
 
+def _shape_for(dim: int, *, quantized: bool) -> Shape:
+    if dim > 128:
+        return WIDE_SHAPE
+    return CODES_SHAPE if quantized else SHAPE
+
+
 def decode_attention(
     qkv: Tensor,
     batch: DecodeBatch,
@@ -366,7 +334,7 @@ def decode_attention(
     if made.local and prefix:
         raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
-    shape = WIDE_SHAPE if dim > 128 else SHAPE
+    shape = _shape_for(dim, quantized=cache.key_scales is not None)
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,

@@ -24,7 +24,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.gpu.attention_arguments import (
     DecodeBatch,
     HeadInputs,
-    LayerCache,
     LayerTensors,
     binary_scales,
 )
@@ -164,7 +163,7 @@ class HopperDecodeAttention:
         _, self._kv_heads, _, self._dim = keys[0].shape
         self._heads = heads
         self._eps, self._scales = eps, binary_scales(scales, len(keys), self._dim)
-        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
+        self._caches = list(zip(keys, values, strict=True))
         self._shared = heads // self._kv_heads
         self.least_rows = 1 if self._shared <= MOST_SHARED_BY_FEW else MANY_ROWS
         self._prefix = prefix
@@ -197,7 +196,7 @@ class HopperDecodeAttention:
         return plans
 
     def _prepare(self, shape: Shape, norm: bool) -> _Ready:
-        dtype, block_size = self._caches[0].keys.dtype, self._caches[0].keys.shape[2]
+        dtype, block_size = self._caches[0][0].dtype, self._caches[0][0].shape[2]
         layout = gl.NVMMASharedLayout(self._dim, 16, 2)
         box = [min(block_size, _KEYS), self._dim // 2]
 

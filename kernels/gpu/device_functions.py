@@ -144,18 +144,20 @@ def dot(a, b):
 
 
 @triton.jit
-def softmax_step(score, value, row_max, row_sum, accumulator, scale):
+def softmax_step(score, value, row_max, row_sum, accumulator, scale, value_scale=None):
     """One step of the online softmax (Milakov and Gimelshein, 2018).
 
     score: [Q, K] fp32, not scaled; value: [K, D]; row_max (binary logarithm), row_sum: [Q] and
-    accumulator, the weighted sums of values: [Q, D] fp32, what came before. Returns the three with
-    these keys.
+    accumulator, the weighted sums of values: [Q, D] fp32, what came before; value_scale: [K] fp32
+    that values are to be multiplied by. Returns the three with these keys.
     """
     # The scale in the exponent: one fused operation for each score.
     new_max = tl.maximum(row_max, tl.max(score, 1) * scale)
     weight = tl.exp2(score * scale - new_max[:, None])
     decay = tl.exp2(row_max - new_max)
     row_sum = row_sum * decay + tl.sum(weight, 1)
+    if value_scale is not None:
+        weight = weight * value_scale[None, :]
     accumulator = accumulator * decay[:, None] + dot(weight.to(value.dtype), value)
     return new_max, row_sum, accumulator
 

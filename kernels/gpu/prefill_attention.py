@@ -23,6 +23,7 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
+from penstock.kernels.gpu.cache_codes import codes_place, scale_place, values_for
 from penstock.kernels.gpu.device_facts import shared_bytes
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
@@ -53,8 +54,8 @@ _LARGE_BYTES = 220 * 1024
 
 @triton.jit
 def _tile_of_keys(
-    query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start, limit,
-    positions, scale, listed,
+    query, row_max, row_sum, accumulator, entries, key_cache, value_cache, key_scales, value_scales,
+    kv_head, start, limit, positions, scale, listed,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     CAP: tl.constexpr, LISTED: tl.constexpr = False,
@@ -73,7 +74,11 @@ def _tile_of_keys(
         block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     else:
         block = tl.load(entries + position // BLOCK_SIZE).to(tl.int64)
-    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE) * DIM
+    page, offset = block * KV_HEADS + kv_head, position % BLOCK_SIZE
+    if key_scales is not None:
+        place = codes_place(page, offset, DIM, BLOCK_SIZE)
+    else:
+        place = (page * BLOCK_SIZE + offset) * DIM
     at = place[:, None] + column[None, :]
     if MASKED or DIM != PADDED:
         there = inside[:, None] if LISTED else (position < limit)[:, None]
@@ -83,7 +88,16 @@ def _tile_of_keys(
     else:
         key = tl.load(key_cache + at)
         value = tl.load(value_cache + at)
-    score = dot(query, tl.trans(key))
+    if key_scales is not None:
+        of_scales = scale_place(page, offset, DIM, BLOCK_SIZE)
+        known = position < limit if not LISTED else inside
+        score = dot(query, tl.trans(key.to(query.dtype)))
+        score = score * tl.load(key_scales + of_scales, mask=known, other=0.0)[None, :]
+        of_codes = tl.load(value_scales + of_scales, mask=known, other=0.0)
+        value, value_scale = values_for(value, of_codes, query)
+    else:
+        score = dot(query, tl.trans(key))
+        value_scale = None
     if CAP != 0.0:
         score = capped(score, scale, CAP)
         scale = 1.0
@@ -97,13 +111,13 @@ def _tile_of_keys(
         if CHUNK:
             seen = seen & (position[None, :] >= (positions // CHUNK * CHUNK)[:, None])
         score = tl.where(seen, score, float("-inf"))
-    return softmax_step(score, value, row_max, row_sum, accumulator, scale)
+    return softmax_step(score, value, row_max, row_sum, accumulator, scale, value_scale)
 
 
 @triton.jit(do_not_specialize=["max_tiles", "listed_stride", "most_listed"])
 def _prefill_kernel(
-    queries, tiles, table, key_cache, value_cache, out, sinks, listed, listed_stride, most_listed,
-    scale, table_stride, max_tiles,
+    queries, tiles, table, key_cache, value_cache, key_scales, value_scales, out, sinks, listed,
+    listed_stride, most_listed, scale, table_stride, max_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
     CHUNK: tl.constexpr, CAP: tl.constexpr, LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
@@ -147,14 +161,14 @@ def _prefill_kernel(
             ahead = count_below(listed, most_listed, bound, LISTED_BITS) * BLOCK_SIZE
             for start in range(0, ahead, KEYS):
                 row_max, row_sum, accumulator = _tile_of_keys(
-                    query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
-                    start, ahead, positions, scale, listed,
+                    query, row_max, row_sum, accumulator, entries, key_cache, value_cache,
+                    key_scales, value_scales, kv_head, start, ahead, positions, scale, listed,
                     KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP, True,
                 )  # fmt: skip
         for start in range(begin, edge, KEYS):
             row_max, row_sum, accumulator = _tile_of_keys(
-                query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head,
-                start, limit, positions, scale, listed,
+                query, row_max, row_sum, accumulator, entries, key_cache, value_cache,
+                key_scales, value_scales, kv_head, start, limit, positions, scale, listed,
                 KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
             )  # fmt: skip
         begin = edge
@@ -162,14 +176,14 @@ def _prefill_kernel(
         row_max = tl.full([ROWS], float("-inf"), tl.float32)
     for start in range(begin, whole, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
-            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, listed,
+            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, key_scales,
+            value_scales, kv_head, start, limit, positions, scale, listed,
             KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, False, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     for start in range(whole, limit, KEYS):
         row_max, row_sum, accumulator = _tile_of_keys(
-            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, kv_head, start,
-            limit, positions, scale, listed,
+            query, row_max, row_sum, accumulator, entries, key_cache, value_cache, key_scales,
+            value_scales, kv_head, start, limit, positions, scale, listed,
             KV_HEADS, DIM, PADDED, BLOCK_SIZE, KEYS, True, WINDOW, CHUNK, CAP,
         )  # fmt: skip
     if sinks is not None:

@@ -15,6 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import HeadInputs, LayerCache, padded_half
+from penstock.kernels.gpu.cache_codes import (
+    codes_of,
+    codes_place,
+    largest,
+    scale_of,
+    scale_place,
+)
 from penstock.kernels.gpu.device_functions import rotated_heads, within
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
@@ -22,7 +29,7 @@ from penstock.kernels.gpu.early_launch import EARLY, begin_early
 @triton.jit
 def _rope_cache_kernel(
     qkv, slots, positions, table, cos, sin, query_weight, key_weight, query_out, key_cache,
-    value_cache, eps, table_stride,
+    value_cache, key_scales, value_scales, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PADDED: tl.constexpr, KV_PADDED: tl.constexpr, NORM: tl.constexpr,
     EARLY: tl.constexpr,
@@ -48,18 +55,35 @@ def _rope_cache_kernel(
     block = tl.load(table + slot.to(tl.int64) * table_stride + position // BLOCK_SIZE)
     kv_head = tl.arange(0, KV_PADDED)[:, None]
     inside = within(kv_head < KV_HEADS, half, HALF, PADDED_HALF)
-    place = (block.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
+    page, offset = block.to(tl.int64) * KV_HEADS + kv_head, position % BLOCK_SIZE
     first, second = rotated_heads(
         source + HEADS * dim, KV_HEADS, cos, sin, key_weight, position, eps,
         KV_PADDED, HALF, PADDED_HALF, NORM,
     )  # fmt: skip
-    keys = key_cache + place * dim + half
-    tl.store(keys, first.to(key_cache.dtype.element_ty), mask=inside)
-    tl.store(keys + HALF, second.to(key_cache.dtype.element_ty), mask=inside)
     column = tl.arange(0, 2 * PADDED_HALF)[None, :]
     values = source + (HEADS + KV_HEADS + kv_head) * dim + column
-    inside = within(kv_head < KV_HEADS, column, dim, 2 * PADDED_HALF)
-    tl.store(value_cache + place * dim + column, tl.load(values, mask=inside), mask=inside)
+    of_values = within(kv_head < KV_HEADS, column, dim, 2 * PADDED_HALF)
+    if key_scales is not None:
+        # Rounded to the model's type first, as the reference has them.
+        first = first.to(query_out.dtype.element_ty).to(tl.float32)
+        second = second.to(query_out.dtype.element_ty).to(tl.float32)
+        value = tl.load(values, mask=of_values, other=0.0).to(tl.float32)
+        scale = scale_of(tl.maximum(largest(first, 1), largest(second, 1)), key_cache)[:, None]
+        value_scale = scale_of(largest(value, 1), value_cache)[:, None]
+        place = codes_place(page, offset, dim, BLOCK_SIZE)
+        tl.store(key_cache + place + half, codes_of(first, scale, key_cache), mask=inside)
+        tl.store(key_cache + place + HALF + half, codes_of(second, scale, key_cache), mask=inside)
+        codes = codes_of(value, value_scale, value_cache)
+        tl.store(value_cache + place + column, codes, mask=of_values)
+        at = scale_place(page, offset, dim, BLOCK_SIZE)
+        tl.store(key_scales + at, scale, mask=kv_head < KV_HEADS)
+        tl.store(value_scales + at, value_scale, mask=kv_head < KV_HEADS)
+    else:
+        place = (page * BLOCK_SIZE + offset) * dim
+        keys = key_cache + place + half
+        tl.store(keys, first.to(key_cache.dtype.element_ty), mask=inside)
+        tl.store(keys + HALF, second.to(key_cache.dtype.element_ty), mask=inside)
+        tl.store(value_cache + place + column, tl.load(values, mask=of_values), mask=of_values)
 
 
 class RopeConstants(NamedTuple):

@@ -31,6 +31,7 @@ from penstock.kernels.gpu.attention_arguments import (
     LayerCache,
     padded_half,
 )
+from penstock.kernels.gpu.cache_codes import codes_place, scale_place, values_for
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step, within
 from penstock.kernels.gpu.early_launch import EARLY
@@ -93,8 +94,8 @@ class SharedPrefix(NamedTuple):
 
 @triton.jit
 def _attended(
-    entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
-    accumulator, scale,
+    entries, key_cache, value_cache, key_scales, value_scales, kv_head, start, end, first, second,
+    row_max, row_sum, accumulator, scale,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +109,11 @@ def _attended(
         block = tl.load(entries + at // BLOCK_SIZE).to(tl.int64)
     else:
         block = tl.load(entries + at // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
-    place = ((block * KV_HEADS + kv_head) * BLOCK_SIZE + at % BLOCK_SIZE) * dim
+    page, offset = block * KV_HEADS + kv_head, at % BLOCK_SIZE
+    if key_scales is not None:
+        place = codes_place(page, offset, dim, BLOCK_SIZE)
+    else:
+        place = (page * BLOCK_SIZE + offset) * dim
     keys = key_cache + place[:, None] + half[None, :]
     values = value_cache + place[:, None] + column[None, :]
     if FULL and HALF == PADDED_HALF:
@@ -121,17 +126,27 @@ def _attended(
         key_first = tl.load(keys, mask=of_keys, other=0.0)
         key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
         value = tl.load(values, mask=of_values, other=0.0)
-    score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+    if key_scales is not None:
+        of_scales = scale_place(page, offset, dim, BLOCK_SIZE)
+        key_first, key_second = key_first.to(first.dtype), key_second.to(first.dtype)
+        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+        score = score * tl.load(key_scales + of_scales, mask=inside, other=0.0)[None, :]
+        of_codes = tl.load(value_scales + of_scales, mask=inside, other=0.0)
+        value, value_scale = values_for(value, of_codes, first)
+    else:
+        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
+        value_scale = None
     if not FULL:
         score = tl.where(inside[None, :], score, float("-inf"))
-    return softmax_step(score, value, row_max, row_sum, accumulator, scale)
+    return softmax_step(score, value, row_max, row_sum, accumulator, scale, value_scale)
 
 
 # One compiled kernel serves every number of rows and parts.
 @triton.jit(do_not_specialize=["count", "table_stride"])
 def _prefix_kernel(
     qkv, rows, last_position, shared_slot, shared_lengths, table, cos, sin, query_weight,
-    key_cache, value_cache, partial, partial_sums, count, scale, eps, table_stride,
+    key_cache, value_cache, key_scales, value_scales, partial, partial_sums, count, scale, eps,
+    table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr,
     QUERIES: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
@@ -176,13 +191,15 @@ def _prefix_kernel(
     full = tl.maximum(end - begin, 0) // TILE * TILE
     for start in range(begin, begin + full, TILE):
         row_max, row_sum, accumulator = _attended(
-            entries, key_cache, value_cache, kv_head, start, end, first, second, row_max, row_sum,
-            accumulator, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, True,
+            entries, key_cache, value_cache, key_scales, value_scales, kv_head, start, end, first,
+            second, row_max, row_sum, accumulator, scale,
+            KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, True,
         )  # fmt: skip
     if begin + full < end:
         row_max, row_sum, accumulator = _attended(
-            entries, key_cache, value_cache, kv_head, begin + full, end, first, second, row_max,
-            row_sum, accumulator, scale, KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, False,
+            entries, key_cache, value_cache, key_scales, value_scales, kv_head, begin + full, end,
+            first, second, row_max, row_sum, accumulator, scale,
+            KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, TILE, False,
         )  # fmt: skip
     # [row, kv head, part, query head]; a part without positions has weight 0
     to = ((row.to(tl.int64) * KV_HEADS + kv_head) * parts + part) * SHARED + head

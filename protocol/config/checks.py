@@ -153,6 +153,7 @@ def _device(config: Config, sources: Provenance, machine: Machine | None) -> Ite
             (config.loading, "load_format"),
             (config.loading, "compress_weights"),
             (cache, "kv_cache_memory_bytes"),
+            (cache, "kv_cache_dtype"),
         ):
             if _given(config, sources, name):
                 value = getattr(group, name)

@@ -122,6 +122,13 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=2**50)] | None,
         Meta(description="Bytes of KV memory; by default, on a CPU, a quarter of what is free."),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8", "fp8_e4m3", "int8"],
+        Meta(
+            description="Type of keys and values in KV memory: auto is the model's; fp8 (e4m3) and "
+            "int8 take a byte a number and hold nearly twice the tokens, rounded."
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float,
         Meta(
@@ -171,6 +178,11 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2
 
     @property
+    def kv_kind(self) -> Literal["auto", "fp8", "int8"]:
+        """What numbers of keys and values are stored as: ``fp8_e4m3`` is ``fp8``."""
+        return "fp8" if self.kv_cache_dtype == "fp8_e4m3" else self.kv_cache_dtype
+
+    @property
     def has_tiers(self) -> bool:
         """KV blocks are kept outside of the engines' memory, too."""
         return self.kv_tier_memory_bytes is not None or bool(self.kv_tier_disk)
@@ -208,7 +220,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
             "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens. Both are for --device cpu; auto is off."
+            "last three tokens. auto is off."
         ),
     ] = "auto"
     speculative_tokens: Annotated[

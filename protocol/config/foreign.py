@@ -55,7 +55,6 @@ _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 roun
 _NO_SPECULATION = (
     "not supported yet: draft models and heads; --speculative suffix or ngram drafts from texts"
 )
-_NO_KV_DTYPE = "not supported yet: KV memory has the model's dtype"
 _NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _NODES = "use --nodes on the first host and --join on the others: docs/deployment.md"
@@ -102,7 +101,6 @@ _EXPLAINED = {
     "guided_decoding_backend": _GRAMMARS,
     "hf_overrides": "edit config.json in a copy of the model's folder",
     "hf_token": "set the environment variable HF_TOKEN",
-    "kv_cache_dtype": _NO_KV_DTYPE,
     "kv_transfer_config": "not supported yet: moving KV memory between engines",
     "limit_mm_per_prompt": _NO_MULTIMODAL,
     "log_requests": "use --log-level debug for more lines",

@@ -20,7 +20,7 @@ from penstock.protocol.config.fields import Config
 from penstock.protocol.config.foreign import FOREIGN_SETTINGS
 from penstock.protocol.config.models import models_in, several_refused, written
 from penstock.protocol.config.sources import ConfigError, Provenance, Source
-from penstock.protocol.config.spelled_numbers import spelled_number
+from penstock.protocol.config.spelled_numbers import FORMS, spelled_number
 from penstock.protocol.plain_errors import plain_error
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
@@ -92,7 +92,12 @@ class Field(msgspec.Struct, frozen=True):
                 raise msgspec.ValidationError(f"Expected one of {known}")
         if isinstance(value, str) and self.is_whole:
             value = spelled_number(value)
-        return msgspec.convert(value, self.type, strict=False)
+        try:
+            return msgspec.convert(value, self.type, strict=False)
+        except msgspec.ValidationError as error:
+            if isinstance(value, str) and str(error).startswith("Expected `int"):
+                raise msgspec.ValidationError(f"{plain_error(error)}, {FORMS}") from None
+            raise
 
     def text(self, value: Any) -> str:
         """The value as an environment variable holds it; ``convert`` reads it back."""

@@ -9,6 +9,7 @@ import msgspec
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """As vLLM reads them: ``32k`` is 32,000 and ``32K`` is 32,768."""
+FORMS = "in digits alone, or with a suffix: 32k is 32,000, and 32K is 32,768"
 _SPELLED = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?([kmgtKMGT])")
 
 

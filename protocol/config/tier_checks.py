@@ -26,11 +26,6 @@ def contradictions_of_tiers(config: Config) -> Iterator[str]:
     )
     if not cache.enable_prefix_caching:
         yield f"{flag} keeps what the prefix cache finds: it needs --enable-prefix-caching"
-    if config.device.device == "cuda":
-        yield (
-            f"{flag} works with --device cpu alone: blocks are not copied out of the memory of a "
-            "GPU yet"
-        )
     if cluster.world_size > 1:
         yield (
             f"{flag} works with engines of one worker, not with --tensor-parallel-size "

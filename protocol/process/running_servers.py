@@ -118,10 +118,18 @@ class Registration:
 
 def running_servers(environment: Mapping[str, str], folder: str = "") -> list[RunningServer]:
     """Those whose launcher lives, the oldest first. ``folder``: of one server, its
-    ``--runtime-dir``; else all in the user's folder for sockets are looked at."""
-    folders = [Path(folder)] if folder else runtime_root(environment).glob(SERVER_FOLDERS)
+    ``--runtime-dir``; else all in the user's folder for sockets are looked at. Where there is no
+    folder that could be it, there is no server."""
+    folders = [Path(folder)] if folder else _server_folders(environment)
     found = [server for place in folders for server in _living(place)]
     return sorted(found, key=lambda server: (server.record.started_ticks, server.folder))
+
+
+def _server_folders(environment: Mapping[str, str]) -> list[Path]:
+    try:
+        return list(runtime_root(environment).glob(SERVER_FOLDERS))
+    except OSError:  # no folder for temporary files can be used, as on a full disk
+        return []
 
 
 def _living(folder: Path) -> Iterator[RunningServer]:

@@ -7,8 +7,9 @@ the request (``RequestHead.trace``), and every process records its stages when t
     if SPANS.on:
         SPANS.record("encode", head.trace, began, ended, {"penstock.prompt_tokens": 7})
 
-The SDK's batch processor exports from a thread of its own and drops what does not fit into its
-queue, so a dead collector costs requests nothing. Where to, which and as whom the standard
+The SDK's batch processor makes the stages into spans (``stage_export.py``) and exports them from a
+thread of its own, and drops what does not fit into its queue, so a dead collector costs requests
+nothing. Where to, which and as whom the standard
 variables say (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/):
 ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``…_HEADERS``, ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``,
 ``OTEL_BSP_…``; ``OTEL_SDK_DISABLED`` turns all off. Names of attributes are those of the GenAI
@@ -20,13 +21,15 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.trace import Span, Tracer
+
+    from penstock.protocol.process.stage_export import Stage
 
 MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 """What the extra ``otel`` brings."""
@@ -83,6 +86,8 @@ class Spans:
         self.on = False
         self._provider: TracerProvider | None = None
         self._tracer: Tracer | None = None
+        self._made: type[Stage] | None = None
+        self._queue: Callable[[ReadableSpan], None] | None = None
 
     def wanted(self, traceparent: str) -> str:
         """The first 55 characters of a sampled ``traceparent``; empty for others, and while off."""
@@ -98,20 +103,27 @@ class Spans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import NoOpTracer
 
+        from penstock.protocol.process.stage_export import OwnResource, Stage, StageExporter
+
         resource = Resource.create({"penstock.process": service, "process.pid": os.getpid()})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider = TracerProvider(
+            resource=OwnResource(resource.attributes, resource.schema_url), shutdown_on_exit=False
+        )
         tracer = provider.get_tracer("penstock")
         if isinstance(tracer, NoOpTracer):
             return
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        processor = BatchSpanProcessor(StageExporter(OTLPSpanExporter(), provider))
+        provider.add_span_processor(processor)
         self._provider, self._tracer = provider, tracer
+        self._made, self._queue = Stage, processor.on_end
         self.on = True
 
     def end(self) -> None:
         """Export what there is, for ``LAST_SECONDS`` at most. Nothing is recorded any more."""
         provider, self._provider, self._tracer, self.on = self._provider, None, None, False
+        self._made = self._queue = None
         if provider is not None:
             last = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
             last.start()
@@ -146,18 +158,10 @@ class Spans:
         error: str = "",
     ) -> None:
         """A stage that is over; times in monotonic seconds. Nothing where its trace is not
-        sampled, or there is none."""
-        if self._tracer is None or not is_sampled(traceparent):
+        sampled, or there is none. ``attributes`` are read later, in another thread."""
+        if self._made is None or self._queue is None or not is_sampled(traceparent):
             return
-        span: Any = self._tracer.start_span(
-            name,
-            context=_context(traceparent),
-            attributes=dict(attributes),
-            start_time=_wall_clock(began),
-        )
-        if error:
-            _fail(span, error)
-        span.end(_wall_clock(max(began, ended)))
+        self._queue(self._made(name, traceparent, began, ended, attributes, error))
 
     def record_continuation(self, lost: str, traceparent: str, began: float, cause: str) -> None:
         """A request was begun again after the loss of a process of the service ``lost``, and

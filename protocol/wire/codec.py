@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 33
+PROTOCOL_VERSION = 34
 
 Message = (
     membership.Hello
@@ -68,6 +68,7 @@ Message = (
     | kv_tier.TierDrop
     | kv_tier.KVCopies
     | kv_tier.KVCopied
+    | kv_tier.KVForget
 )
 
 _PREFIX = struct.Struct("<Q")

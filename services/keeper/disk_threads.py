@@ -1,8 +1,9 @@
-"""Reads and writes of a tier, beside the keeper's loop: a thread for each."""
+"""Reads and writes of a tier, beside the keeper's loop: several threads read and one writes."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from typing import NamedTuple
 from penstock.services.keeper.tier import BlockName, KVTier
 
 _LOG = logging.getLogger(__name__)
+READERS = max(2, min(8, len(os.sched_getaffinity(0)) // 2))
+"""A thread reads and checks blocks more slowly than disks, or the system's memory, give them."""
 
 
 class Done(NamedTuple):
@@ -33,11 +36,12 @@ class DiskThreads:
         self._done: deque[Done] = deque()
         self.reading = self.writing = 0
         """Reads and writes that are not taken back yet."""
-        for queue, name in ((self._reads, "disk reads"), (self._writes, "disk writes")):
+        threads = [(self._reads, "disk reads")] * READERS + [(self._writes, "disk writes")]
+        for queue, name in threads:
             threading.Thread(target=_run, args=(queue,), name=name, daemon=True).start()
 
     def first(self, task: Callable[[], None]) -> None:
-        """Let the reader do something else ahead of what is still to come."""
+        """Let a reader do something else; nothing may be asked for until that is over."""
         self._reads.put(task)
 
     def read(

@@ -154,7 +154,8 @@ class DiskTier:
 
     def drop(self, name: BlockName, *, corrupted: bool) -> None:
         """Remove a block that must not be used."""
-        self.corrupted += corrupted
+        with self._lock:
+            self.corrupted += corrupted
         with contextlib.suppress(OSError):
             self._path(name).unlink()
         self._forget(name)

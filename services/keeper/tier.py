@@ -14,7 +14,7 @@ class KVTier(Protocol):
     """Another place for blocks: a disk, an object store, another host's keeper.
 
     ``has`` is asked in the keeper's own thread and must not wait for anything; ``get`` and ``put``
-    are called from threads of their own, one at a time each.
+    are called from threads of their own, several at a time.
     """
 
     def has(self, name: BlockName) -> bool:

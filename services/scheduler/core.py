@@ -38,7 +38,7 @@ from penstock.services.scheduler.endings import (
 from penstock.services.scheduler.failures import SUSPECT_STALLS, FailureHandler
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
-from penstock.services.scheduler.kv_tier import KVTier
+from penstock.services.scheduler.kv_tier import KeptBlocks, KVTier
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planned_step import Step
@@ -321,10 +321,10 @@ class SchedulerCore:
             self._planner.make_holder(sequence)
         return self._rows.drain()
 
-    def keep_blocks(self, space: bytes, slot_bytes: int, after: int, reply_to: str) -> KVTier:
+    def keep_blocks(self, blocks: KeptBlocks, after: int, reply_to: str) -> KVTier:
         """Keep blocks outside of KV memory, too, see ``KVTier``; ahead of the first plan."""
         own = self._waiting, self._in_flight, self._prefill_budget
-        self._tier = KVTier(space, slot_bytes, after, reply_to, *own)
+        self._tier = KVTier(blocks, after, reply_to, *own)
         self._new_planner()
         return self._tier
 

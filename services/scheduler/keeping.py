@@ -17,6 +17,7 @@ from penstock.protocol.wire.messages.kv_tier import (
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.scheduler.core import SchedulerCore
+from penstock.services.scheduler.kv_tier import KeptBlocks
 from penstock.services.scheduler.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -47,22 +48,18 @@ class Keeping:
         self._ask_at = 0.0
         self._wait_until = now + KEEPER_SECONDS
         self._refused = ""
-        self.tier = core.keep_blocks(
-            engine.kv_space,
-            engine.kv_slot_bytes,
-            service.config.cache.kv_tier_store_after,
-            service.mailbox.address,
-        )
+        after = service.config.cache.kv_tier_store_after
+        self.tier = core.keep_blocks(_blocks_of(engine), after, service.mailbox.address)
         self._find(now)
 
     def attached(self, engine: Attached, now: float) -> None:
         """Another worker is about to begin. Blocks of other weights, another type or another layout
         have a space of their own."""
         tier = self.tier
-        if (engine.kv_space, engine.kv_slot_bytes) == (tier.space, tier.slot_bytes):
+        if (blocks := _blocks_of(engine)) == tier.blocks:
             return
         self._log.warning("the next worker finds none of the KV blocks that are kept: it differs")
-        tier.change_space(engine.kv_space, engine.kv_slot_bytes)
+        tier.change_space(blocks)
         self._keeper, self._refused = None, ""
         self._ask_at, self._wait_until = now, now + KEEPER_SECONDS
         self._find(now)
@@ -136,3 +133,7 @@ class Keeping:
             self._ask_at = now + OPEN_SECONDS
             self._keeper = here[-1]
             self._mailbox.send(self._keeper.address, self.tier.opening())
+
+
+def _blocks_of(engine: Attached) -> KeptBlocks:
+    return KeptBlocks(engine.kv_space, engine.kv_slot_bytes, engine.kv_piece_bytes)

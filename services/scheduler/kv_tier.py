@@ -8,12 +8,13 @@ a look into a set and no message. Like the core it has no socket: what it has to
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import (
     KVCopied,
     KVCopies,
+    KVForget,
     TierDrop,
     TierGet,
     TierGot,
@@ -36,7 +37,7 @@ from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.tier_counters import TierCounters
 from penstock.services.scheduler.tier_loads import Load, Loads
-from penstock.services.scheduler.tier_stores import StoreQueue
+from penstock.services.scheduler.tier_stores import StoreQueue, Storing
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
 PIECE_BYTES = 2 * 1024 * 1024
@@ -56,16 +57,12 @@ _FORGETTING = 0.9
 """What a rate that keeps loads away is multiplied by each time, so that it is measured again."""
 
 
-@dataclass(slots=True)
-class _Storing:
-    """Blocks on their way to the keeper."""
+class KeptBlocks(NamedTuple):
+    """What a worker says of its blocks; see ``Attached``."""
 
-    slots: dict[bytes, int]
-    """By their names, in order."""
-    ticks: int = 0
-    """Since the worker was told."""
-    bad: set[bytes] = field(default_factory=set)
-    """Names whose content may be wrong, as was found since."""
+    space: bytes
+    slot_bytes: int
+    piece_bytes: int = 0
 
 
 class KVTier:
@@ -77,8 +74,7 @@ class KVTier:
 
     def __init__(
         self,
-        space: bytes,
-        slot_bytes: int,
+        blocks: KeptBlocks,
         store_after: int,
         reply_to: str,
         waiting: WaitingQueue,
@@ -89,18 +85,18 @@ class KVTier:
         self._waiting, self._in_flight, self._prefill = waiting, in_flight, prefill
         self.counters = TierCounters()
         self.to_keeper: list[Message] = []
-        self.to_worker: list[KVCopies] = []
+        self.to_worker: list[KVCopies | KVForget] = []
         self.is_open = False
         """A keeper keeps blocks of this engine."""
         self.refused = ""
         """Why it does not."""
-        self.space, self.slot_bytes = space, slot_bytes
+        self.space, self.slot_bytes, self.piece_bytes = blocks
         self._store_after, self._reply_to = store_after, reply_to
         self._pool = ""
         self._known: set[bytes] = set()
         self._stock: list[int] = []
         """Empty slots that the keeper has lent."""
-        self._storing: dict[int, _Storing] = {}
+        self._storing: dict[int, Storing] = {}
         """Copies under way, by number."""
         self._numbers = itertools.count(1)
         self._epoch = self._lent = self._piece = 0
@@ -113,12 +109,12 @@ class KVTier:
         """A worker begins with empty KV memory, which this planner owns."""
         kv, planner.tier = planner.kv, self
         self._epoch, self._kv = epoch, kv
-        self._piece = max(1, PIECE_BYTES // max(1, self.slot_bytes))
+        self._piece = max(1, (self.piece_bytes or PIECE_BYTES) // max(1, self.slot_bytes))
         self._lent = 2 * limits.blocks_for(limits.max_num_batched_tokens) + self._piece
         self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
         self._stores.known = self._known
         self._stores.room = len(self._stock)
-        self._stores.most_urgent = URGENT_PIECES * self._piece
+        self._stores.most_urgent = self._piece * (1 if self.piece_bytes else URGENT_PIECES)
         if self.is_open:
             self._stores.follow()
         self._loads = Loads(kv, self._waiting, self._numbers)
@@ -141,10 +137,14 @@ class KVTier:
         self._breaker.reset()
         self.to_keeper.clear()
 
-    def change_space(self, space: bytes, slot_bytes: int) -> None:
+    @property
+    def blocks(self) -> KeptBlocks:
+        return KeptBlocks(self.space, self.slot_bytes, self.piece_bytes)
+
+    def change_space(self, blocks: KeptBlocks) -> None:
         """The next worker's blocks are others: nothing is kept until a keeper is open for them."""
         self.lost_keeper()
-        self.space, self.slot_bytes = space, slot_bytes
+        self.space, self.slot_bytes, self.piece_bytes = blocks
         self._store_rate = self._load_rate = 0.0
 
     def lost_worker(self) -> None:
@@ -223,7 +223,7 @@ class KVTier:
         self._stores.room = len(self._stock)
         self._known.update(names)
         number = next(self._numbers)
-        self._storing[number] = _Storing(dict(zip(names, slots, strict=True)))
+        self._storing[number] = Storing(dict(zip(names, slots, strict=True)))
         blocks = [block for _, block in found]
         self._copy(number, names, blocks, slots, store=True)
 
@@ -347,19 +347,20 @@ class KVTier:
         if load.expected is None:
             return
         begin = load.asked
-        end = load.asked = min(begin + self._piece, len(load.slots))
+        piece = len(load.slots) if self.piece_bytes else self._piece
+        end = load.asked = min(begin + piece, len(load.slots))
         blocks = load.expected.tables[0][begin:end]
         self._copy(load.number, load.names[begin:end], blocks, load.slots[begin:end], store=False)
 
     def _copied(self, load: Load, message: KVCopied, now: float) -> None:
-        asked = load.asked - load.done
-        load.done += min(message.done, asked)
+        whole = message.done >= load.asked - load.done
+        load.asked = load.done = load.asked if whole else load.done + message.done
         if message.corrupted:
             bad = load.names[load.done : load.done + 1]
             self.counters.corrupted += len(bad)
             self._known.difference_update(bad)
             self.to_keeper.append(TierDrop(joined(bad), True, self._reply_to))
-        if load.done < load.asked:
+        if not whole:
             self._breaker.failed(now)
             self._end(load, failed=True)
         elif load.done < len(load.slots) and load.is_wanted:
@@ -378,6 +379,8 @@ class KVTier:
         self.counters.failed_loads += failed
         self.counters.hits += load.done
         self.to_keeper.append(TierRelease(load.number, self._reply_to))
+        if load.asked > load.done and self.piece_bytes:
+            self.to_worker.append(KVForget(self._epoch, load.number))
         self._loads.end(load)
 
     @crash_only

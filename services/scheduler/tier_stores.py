@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.in_flight import StepsInFlight
@@ -17,6 +18,18 @@ from penstock.services.scheduler.in_flight import StepsInFlight
 MOST_SEEN = 1 << 18
 """Names that were seen once are remembered for as long as so many others come."""
 MOST_WANTED = 1 << 16
+
+
+@dataclass(slots=True)
+class Storing:
+    """Blocks on their way to the keeper."""
+
+    slots: dict[bytes, int]
+    """By their names, in order."""
+    ticks: int = 0
+    """Since the worker was told."""
+    bad: set[bytes] = field(default_factory=set)
+    """Names whose content may be wrong, as was found since."""
 
 
 class StoreQueue:

@@ -25,6 +25,7 @@ from penstock.services.worker.speculation.verification import (
     accept,
     accept_in_turn,
     first_rows,
+    renumbered,
 )
 from penstock.services.worker.step_logprobs import asking_rows
 
@@ -62,7 +63,9 @@ class DraftingExecutor(ModelExecutor):
             tokens = np.frombuffer(result.tokens, "<i4").tolist()
             drafting.took(step.sampled.tolist(), [[token] for token in tokens])
         drafting.measured(drafted, result.seconds)
-        return result if step.full is None else _renumbered(result, step)
+        if step.full is None:
+            return result
+        return renumbered(result, len(result.counts) or len(step.sampled), step.full)
 
     def _compute_drafted(
         self,
@@ -165,26 +168,3 @@ def _good(logits: torch.Tensor, drawn: Drawn, rows: IntArray) -> tuple[torch.Ten
 def joined(parts: list[PackedLogprobs]) -> PackedLogprobs:
     """Of several tokens, each with as many of the likeliest."""
     return PackedLogprobs(parts[0].most, b"".join(part.entries for part in parts))
-
-
-def _renumbered(result: StepResult, step: PlannedStep) -> StepResult:
-    """A result with the rows that bring nothing between those that were drawn."""
-    full = step.full
-    if full is None:
-        return result
-    computed = len(result.counts) or len(step.sampled)
-    every = np.arange(computed + len(full))
-    numbers = np.delete(every, full).tolist()
-    counts, drafted = np.zeros(len(every), np.uint8), np.zeros(len(every), np.uint8)
-    counts[numbers] = np.frombuffer(result.counts, np.uint8) if result.counts else 1
-    drafted[numbers] = np.frombuffer(result.drafted, np.uint8) if result.drafted else 0
-    return replace(
-        result,
-        bad_rows=[numbers[row] for row in result.bad_rows],
-        logprobs=[SampledLogprobs(numbers[one.row], one.token) for one in result.logprobs],
-        failures=[replace(one, row=numbers[one.row]) for one in result.failures],
-        banned_rows=[numbers[row] for row in result.banned_rows],
-        pooled=[replace(one, row=numbers[one.row]) for one in result.pooled],
-        counts=counts.tobytes(),
-        drafted=drafted.tobytes() if result.drafted else b"",
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.device_facts import DeviceFacts
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
@@ -81,6 +82,8 @@ class KernelNeeds(msgspec.Struct, frozen=True):
     """Of a model whose layers our kernels do not compute."""
     coded: CodedWeights | None = None
     """Of a quantized model."""
+    kv_kind: KVCacheKind = "auto"
+    """Of KV memory."""
 
     @property
     def variants(self) -> list[str]:
@@ -124,6 +127,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
         max_model_len=longest,
         device=facts,
         forms=_forms(planner, config, everything),
+        kv_kind=config.cache.kv_kind,
         may_be_cut=everything or _may_be_cut(planner, config, longest),
     )
 

@@ -28,7 +28,10 @@ class KVMemory:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Raises ``MemoryError`` where the system does not promise so much."""
+        """dtype: of the model, or that of quantized caches.
+
+        Raises ``MemoryError`` where the system does not promise so much, and ``ValueError`` for
+        heads that cannot be quantized."""
         shapes = block_shapes(caches, grouped)
         self._keys: list[Tensor] = []
         """One for each distinct shape: [layers, Hkv, num_blocks, block_size, D] …"""
@@ -88,7 +91,7 @@ class MemoryBlocks:
 
     def _pieces(self, block: int, content: memoryview) -> Iterator[tuple[Tensor, Tensor]]:
         """(of KV memory, of ``content``): views of one shape, [layers, Hkv, block_size, D]."""
-        values = torch.frombuffer(content, dtype=self._dtype)
+        values = torch.frombuffer(content, dtype=torch.uint8).view(self._dtype)
         begin = 0
         for cache, count in zip(self._caches, self._counts, strict=True):
             own = cache[:, :, block]

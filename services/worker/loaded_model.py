@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.executor import PLAIN_KERNELS
@@ -51,6 +52,8 @@ class LoadedModel(NamedTuple):
     """If it has no kernels."""
     compression: Compression | None = None
     """If it has."""
+    kind: KVCacheKind = "auto"
+    """Of its KV memory."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
@@ -58,22 +61,24 @@ class LoadedModel(NamedTuple):
         if isinstance(self.kernels, AttentionAlone):
             from penstock.services.worker.gpu.model_decoder import model_executor
 
-            return model_executor(self.model, f"{PLAIN_KERNELS}: {self.kernels.reason}", capacity)
+            words = f"{PLAIN_KERNELS}: {self.kernels.reason}"
+            return model_executor(self.model, words, capacity, self.kind)
         if isinstance(self.model, RankDecoder):
             from penstock.services.worker.gpu.rank_decoder import rank_executor
 
-            return rank_executor(*self.kernels, capacity, self.model.ranks, self.model.grouped)
+            ranks, grouped = self.model.ranks, self.model.grouped
+            return rank_executor(*self.kernels, capacity, ranks, grouped, self.kind)
         from penstock.services.worker.gpu.decoder import dense_executor
 
-        return dense_executor(*self.kernels, capacity, self.compression)
+        return dense_executor(*self.kernels, capacity, self.compression, self.kind)
 
     def _plain(self, capacity: EngineSizes) -> ModelExecutor:
         if not isinstance(self.model, RankDecoder):
             drafts = self.model.device.type == "cpu"
             plain = DraftingExecutor if drafts else ModelExecutor
-            return plain(self.model, capacity, self.attention)
+            return plain(self.model, capacity, self.attention, self.kind)
         kind = SilentExecutor if self.model.ranks.place.rank else RankExecutor
-        return kind(self.model, capacity, self.attention)
+        return kind(self.model, capacity, self.attention, self.kind)
 
     @property
     def caches(self) -> Sequence[CacheSpecification]:
@@ -100,7 +105,8 @@ class LoadedModel(NamedTuple):
 
     def block_bytes(self, block_size: int) -> int:
         """K and V of one block, which holds the layers of a group."""
-        return block_bytes(self.caches, block_size, self.model.dtype.itemsize, self._grouped)
+        item = self.model.dtype.itemsize
+        return block_bytes(self.caches, block_size, item, self._grouped, self.kind)
 
 
 def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAlone | str:

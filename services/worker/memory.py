@@ -14,6 +14,8 @@ MOST_MICRO_BATCHES = 8
 """Of a pipeline on GPUs, which holds as many steps at a time; more stages take turns."""
 EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
+TIER_STAGING_BYTES = 64 << 20
+"""Of a GPU, and as much of the host, for copies of KV blocks to what keeps them outside of it."""
 NULL_BLOCKS = 65_536
 """KV blocks of the null engine unless given: its blocks are numbers, but the scheduler's cost."""
 

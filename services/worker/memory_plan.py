@@ -6,11 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.kernels.cache_kinds import KVCacheKind, stored_head
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import LayerGroup
 from penstock.services.worker.layer_groups import LayerGroups, block_shapes, group_layers
-from penstock.services.worker.memory import EXTRA_BLOCKS, check_fits, plan_capacity
+from penstock.services.worker.memory import (
+    EXTRA_BLOCKS,
+    TIER_STAGING_BYTES,
+    check_fits,
+    plan_capacity,
+)
 from penstock.services.worker.memory_account import MemoryAccount, MemoryPart, merged, shown_bytes
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -26,11 +32,14 @@ def block_bytes(
     block_size: int,
     item_bytes: int,
     grouped: LayerGroups | None = None,
+    kind: KVCacheKind = "auto",
 ) -> int:
-    """K and V of one block, which holds the layers of a group. grouped: the layers, where they are
-    not grouped by themselves alone."""
+    """K and V of one block, which holds the layers of a group. item_bytes: of the model's type;
+    grouped: the layers, where they are not grouped by themselves alone; kind: of ``CacheConfig``.
+    """
     shapes = block_shapes(caches, grouped or group_layers(caches))
-    return sum(2 * kv_heads * dim for kv_heads, dim in shapes) * block_size * item_bytes
+    heads = (2 * kv_heads * stored_head(dim, item_bytes, kind) for kv_heads, dim in shapes)
+    return sum(heads) * block_size
 
 
 def cpu_account(
@@ -62,6 +71,8 @@ def cuda_account(
     cache, share = config.cache, config.cache.share()
     if config.cluster.world_size > 1:
         parts = [*parts, MemoryPart("ranks", RANKS_BYTES, "NCCL's buffers")]
+    if cache.has_tiers:
+        parts = [*parts, MemoryPart("copies", TIER_STAGING_BYTES, "of KV blocks that are kept")]
     usable = int(cache.gpu_memory_utilization * total)
     # Other models' memory is within their shares, and is not taken from this one's.
     own = min(usable - outside, int(share * usable))

@@ -13,8 +13,10 @@ import torch
 
 from penstock.kernels.attention import KV_TILE
 from penstock.kernels.attention_backend import CacheShape
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
+from penstock.kernels.quantized_cache import cache_type
 from penstock.kernels.sampling import (
     NOT_FINITE,
     NOTHING_LEFT,
@@ -95,12 +97,17 @@ class ModelExecutor(DirectExecutor):
     """
 
     def __init__(
-        self, model: CausalModel, capacity: EngineSizes, attention: AnyAttention = REFERENCE
+        self,
+        model: CausalModel,
+        capacity: EngineSizes,
+        attention: AnyAttention = REFERENCE,
+        kind: KVCacheKind = "auto",
     ) -> None:
         """Takes KV memory for ``capacity.num_blocks`` blocks and ``EXTRA_BLOCKS`` more: one that
-        padding rows write to, and one that is never written and stands for "no block"."""
+        padding rows write to, and one that is never written and stands for "no block". kind: of
+        that memory."""
         super().__init__()
-        self.capacity = capacity
+        self.capacity, self.kind = capacity, kind
         self.device, self.dtype = placement(model.device, model.dtype)
         self.summary = ""
         self.threads: StepThreads | None = None
@@ -141,8 +148,9 @@ class ModelExecutor(DirectExecutor):
         rows = self._exact_rows() if exact else RowPadding(1, 1)
         with torch.inference_mode():
             self._memory = KVMemory(
-                model.caches, grouped, blocks, capacity.block_size, model.dtype, model.device
-            )
+                model.caches, grouped, blocks, capacity.block_size,
+                cache_type(kind, model.dtype), model.device,
+            )  # fmt: skip
         if model.device.type == "cpu" and not capacity.groups:
             self.kv_blocks = MemoryBlocks(self._memory, len(capacity.groups))
         self._inputs = InputBuilder(

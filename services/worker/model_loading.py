@@ -113,6 +113,7 @@ def _load(
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     check_quantization(config, device)
+    check_kv_cache(config, device)
     place = rank_place(config)
     one_shot = not config.cluster.disable_custom_all_reduce
     ranks = ranks_of(place, info, device, one_shot) if place.size > 1 else None
@@ -166,8 +167,7 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    if isinstance(executor, DraftingExecutor):
-        speculate(executor, config)
+    speculate(executor, config, device)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -186,12 +186,14 @@ def subject_of(
     compresses: bool,
 ) -> LoadedModel:
     """A model with what computes it. compresses: whether weights may be compressed, too."""
+    kind = config.cache.kv_kind
     if isinstance(kernels, str):
-        return LoadedModel(model, kernels, plain_attention(model, config.cache.block_size))
+        attention = plain_attention(model, config.cache.block_size)
+        return LoadedModel(model, kernels, attention, kind=kind)
     if isinstance(kernels, AttentionAlone):
-        return LoadedModel(model, kernels)
+        return LoadedModel(model, kernels, kind=kind)
     compression = choose_compression(kernels, config, progress) if compresses else None
-    return LoadedModel(model, kernels, compression=compression)
+    return LoadedModel(model, kernels, compression=compression, kind=kind)
 
 
 def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:
@@ -259,13 +261,25 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def speculate(executor: DraftingExecutor, config: Config) -> None:
-    """Let an executor draft tokens where its configuration says so."""
+def speculate(executor: AnyExecutor, config: Config, device: torch.device) -> None:
+    """Let an executor draft tokens where its configuration says so. Raises ``ConfigError`` where a
+    GPU computes without kernels of ours."""
     drafting = make_drafting(config, executor.capacity, generates=executor.generates)
-    if drafting is not None:
+    if drafting is None:
+        return
+    source = config.speculation.speculative
+    if isinstance(executor, DraftingExecutor) and device.type == "cpu":
         executor.speculate(drafting)
-        source = config.speculation.speculative
-        executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+    else:
+        from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+
+        if not isinstance(executor, DraftingGpuExecutor):
+            raise ConfigError(
+                f"--speculative {source}: on a GPU drafts are verified by Penstock's own kernels, "
+                f"and this model is computed by {executor.summary}; use --speculative off"
+            )
+        executor.speculate(drafting)
+    executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:
@@ -294,7 +308,7 @@ def choose_compression(kernels: DenseModel, config: Config, progress: Progress) 
 def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
     """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
     if given is None:
-        trial = type(executor)(model, trial_capacity(executor.capacity))
+        trial = type(executor)(model, trial_capacity(executor.capacity), kind=executor.kind)
         counts = candidates(cores)
         if model.dtype == torch.float32:
             counts = agreeing(trial, counts)
@@ -326,6 +340,17 @@ def check_quantization(config: Config, device: torch.device) -> None:
     if config.model.quantization == "fp8" and device.type == "cpu":
         raise ConfigError(
             "--quantization fp8: CPUs do not multiply FP8; int8 takes as much memory there"
+        )
+
+
+def check_kv_cache(config: Config, device: torch.device) -> None:
+    """Raises ``ConfigError`` where the device does not compute with what ``--kv-cache-dtype``
+    names."""
+    kind = config.cache.kv_cache_dtype
+    if kind != "auto" and device.type != "cpu":
+        raise ConfigError(
+            f"--kv-cache-dtype {kind} works with --device cpu alone: kernels that read such KV "
+            "memory have not been checked on a GPU yet; leave it out"
         )
 
 

@@ -8,7 +8,6 @@ ask a GPU of this machine for its memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +19,7 @@ from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.alternatives import alternatives
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cuda_driver import CudaDevice
 from penstock.services.worker.gpu.static_memory import (
@@ -60,7 +60,6 @@ _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
-_ROUNDED: tuple[Literal["int8", "int4"], ...] = ("int8", "int4")
 _COMPRESSED = "compressed ones for few rows"
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
@@ -69,7 +68,6 @@ _ESTIMATE = [
     "An estimate: transformers' code computes this model, and which heads and windows it keeps is "
     "known when it is loaded",
 ]
-_TRIED_TOKENS, _TRIED_SEQS, _TRIED_SHARE = (4096, 2048, 1024, 512), (128, 64, 16, 4), 0.95
 
 
 class PlannedDevice(msgspec.Struct, frozen=True):
@@ -153,7 +151,7 @@ class Planner:
         """All but KV memory. compressed: with compressed weights where a worker would have them."""
         shape, dtype = read_shape(self.info, config), self.type_name(config)
         item, caches = ITEM_BYTES[dtype], self._caches(config, shape)
-        block = block_bytes(caches, config.cache.block_size, item)
+        block = block_bytes(caches, config.cache.block_size, item, kind=config.cache.kv_kind)
         sizes = EngineSizes(
             num_blocks=0,
             block_size=config.cache.block_size,
@@ -370,30 +368,3 @@ def larger(planner: Planner, config: Config) -> Iterator[str]:
                 continue
             found += 1
             yield f"--gpu {name}: {account.kv_tokens:,} tokens of KV memory"
-
-
-def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config]]:
-    """Settings that need less memory or may use more, one flag changed at a time."""
-    model, cache, scheduler = config.model, config.cache, config.scheduler
-    if planner.type_name(config) == "float32":
-        yield "--dtype bfloat16", replace(config, model=replace(model, dtype="bfloat16"))
-    if planner.may_quantize(config):
-        for kind in _ROUNDED:
-            yield (
-                f"--quantization {kind}",
-                replace(config, model=replace(model, quantization=kind)),
-            )
-    if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
-        changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)
-        yield f"--gpu-memory-utilization {_TRIED_SHARE:g}", replace(config, cache=changed)
-    tokens, seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
-    for fewer in _TRIED_TOKENS:
-        if max(seqs, fewer) < tokens and fewer <= tokens // 2:
-            changed_steps = replace(scheduler, max_num_batched_tokens=fewer)
-            yield f"--max-num-batched-tokens {fewer}", replace(config, scheduler=changed_steps)
-            break
-    for fewer in _TRIED_SEQS:
-        if fewer <= seqs // 2:
-            changed_steps = replace(scheduler, max_num_seqs=fewer)
-            yield f"--max-num-seqs {fewer}", replace(config, scheduler=changed_steps)
-            break

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.protocol.logprobs import PackedLogprobs
@@ -37,12 +38,16 @@ class RankExecutor(ModelExecutor):
     """A rank's share of a decoder, the KV memory of its heads, and the slots of all ranks."""
 
     def __init__(
-        self, model: RankDecoder, capacity: EngineSizes, attention: AnyAttention = REFERENCE
+        self,
+        model: RankDecoder,
+        capacity: EngineSizes,
+        attention: AnyAttention = REFERENCE,
+        kind: KVCacheKind = "auto",
     ) -> None:
         self._ranks, self._decoder = model.ranks, model
         self._told: deque[tuple[torch.Tensor, Callable[[], None]]] = deque()
         """Tokens that the others are being told."""
-        super().__init__(model, capacity, attention)
+        super().__init__(model, capacity, attention, kind)
 
     def meet(self, meeting: Meeting) -> None:
         self._ranks.meet(meeting)
@@ -83,9 +88,13 @@ class SilentExecutor(RankExecutor):
     compute different micro-batches at a time."""
 
     def __init__(
-        self, model: RankDecoder, capacity: EngineSizes, attention: AnyAttention = REFERENCE
+        self,
+        model: RankDecoder,
+        capacity: EngineSizes,
+        attention: AnyAttention = REFERENCE,
+        kind: KVCacheKind = "auto",
     ) -> None:
-        super().__init__(model, capacity, attention)
+        super().__init__(model, capacity, attention, kind)
         self.grammars = NoGrammars(0, model.vocab_size)
         self._awaited: deque[_Awaited] = deque()
         """Tokens of steps that nobody has read yet, oldest first."""

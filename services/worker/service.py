@@ -19,13 +19,13 @@ from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.kv_tier import KVCopies
+from penstock.protocol.wire.messages.kv_tier import KVCopies, KVForget
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.executor import DeviceFailed, Executor
 from penstock.services.worker.executor_report import attached, capacity_of, say_loaded, say_summary
-from penstock.services.worker.kv_copies import BlockCopies, copies_of, with_space
+from penstock.services.worker.kv_copies import Copies, copies_of, with_space
 from penstock.services.worker.load_report import LoadReport, say_report
 from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
@@ -37,6 +37,8 @@ KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
 MEET_LIMIT_SECONDS = 300.0
 """For finding the other ranks of the engine."""
+COPIES_SECONDS = 0.001
+"""Between two looks at copies of blocks that are under way."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -75,7 +77,7 @@ class WorkerService(LoopService):
         self._loaded: Executor | None = None
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
-        self._copies: BlockCopies | None = None
+        self._copies: Copies | None = None
         self._group: list[int] = []
         """Incarnations of its engine's workers, itself among them."""
         self._device_failed: DeviceFailed | None = None
@@ -140,9 +142,10 @@ class WorkerService(LoopService):
                 self._execute(message)
             case Attach():
                 self._attach(message)
-            case KVCopies() if self._copies is not None:
+            case KVCopies() | KVForget() if self._copies is not None:
                 turn = self.epoch, self._launched, self._expected
-                self.mailbox.send(self.scheduler, self._copies.answer(message, *turn))
+                if (answer := self._copies.answer(message, *turn)) is not None:
+                    self._tell(answer)
             case _ if not adapter_messages.take(self.executor, message, self._tell):
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
@@ -161,7 +164,7 @@ class WorkerService(LoopService):
             return
         self._group = message.group
         if message.epoch != self.epoch:
-            self._reset(self.executor)
+            self._end_epoch(self.executor)
             if self._rendezvous is not None:
                 self.status.begin(MEET_LIMIT_SECONDS)
                 self._rendezvous.meet(self.executor, message)
@@ -266,6 +269,11 @@ class WorkerService(LoopService):
             if began:
                 TRACE.add(WAIT, began)
 
+    def _end_epoch(self, executor: Executor) -> None:
+        if self._copies is not None:
+            self._copies.drop()
+        self._reset(executor)
+
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""
         self._limits.drop()
@@ -326,6 +334,9 @@ class WorkerService(LoopService):
         if self.executor is not None and self.executor.in_flight:
             self._collect(self.executor)
         adapter_messages.tell_loaded(self.executor, self._tell)
+        if self._copies is not None and self._copies.active:
+            for answer in self._copies.finished():
+                self._tell(answer)
         if self._improving:
             self._improve(now)
 
@@ -333,6 +344,8 @@ class WorkerService(LoopService):
         """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
         if self._improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
+        if self._copies is not None and self._copies.active:
+            return COPIES_SECONDS
         loads = self._loader is not None or adapter_messages.loads(self.executor)
         return 0.02 if loads else super().patience(now)
 
@@ -342,7 +355,7 @@ class WorkerService(LoopService):
             self.scheduler = ""
             self.epoch = 0
             if self.executor is not None:
-                self._reset(self.executor)
+                self._end_epoch(self.executor)
 
     def on_tick(self, now: float) -> None:
         if self.executor is not None and self.executor.draft_counts is not None:

@@ -144,10 +144,7 @@ class SlotTable:
             room = self.room(decoding) > 0
             if not room.all():
                 decoding, full = decoding[room], np.flatnonzero(~room)
-            for slot, position in zip(
-                decoding.tolist(), self.position[decoding].tolist(), strict=True
-            ):
-                self.blocks.forget_behind(slot, position)
+            self.blocks.forget_behind_all(decoding, self.position[decoding])
         elif len(decoding):
             self._check_decoding(decoding)
             self.blocks.step_windows(decoding, self.position[decoding])

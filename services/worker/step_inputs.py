@@ -12,7 +12,7 @@ from penstock.kernels.attention import paged_attention
 from penstock.kernels.attention_backend import BoolArray, CacheShape, PlannedBatch, QuerySpans
 from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
 from penstock.kernels.exact_attention import ROW_MULTIPLE
-from penstock.kernels.kv_cache import write_kv
+from penstock.kernels.kv_cache import clear_places, write_kv
 from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache
 from penstock.services.worker.models.causal_model import StepAdapters, StepInputs
@@ -161,8 +161,7 @@ class InputBuilder:
             for table in self._slots.blocks.tables
         ]
         for number, (_, values) in zip(self._layers, self._memory, strict=True):
-            places = mappings[self._caches[number].group]
-            values.view(values.shape[0], -1, values.shape[-1])[:, places] = 0
+            clear_places(values, mappings[self._caches[number].group])
 
     def _adapters(self, owners: IntArray, sampled: IntArray | None = None) -> StepAdapters:
         """owners: slot of each row; sampled: the rows whose logits are wanted."""

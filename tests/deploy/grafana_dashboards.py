@@ -24,206 +24,139 @@ class Panel(NamedTuple):
 
 
 def rate(metric: str, by: str = "") -> str:
-    """A second's growth, by these labels."""
-    labels = f" by ({by})" if by else ""
-    return f"max{labels} (rate({metric}[$__rate_interval]))"
-
-
-def answers() -> str:
-    return f"sum by (status) ({rate(P + 'http_requests_total', 'route, status')})"
-
-
-def parts() -> str:
-    """Seconds of each part in a step, on average."""
-    each, steps = rate(P + "step_part_seconds_total", "part"), rate(P + "steps_total")
-    return f"{each} / on() group_left() {steps}"
+    """A second's growth of a metric, by these labels."""
+    return _largest(f"rate({P}{metric}[$__rate_interval])", by)
 
 
 def gauge(metric: str, by: str = "") -> str:
-    return f"max{f' by ({by})' if by else ''} ({metric})"
+    return _largest(P + metric, by)
 
 
-def spread(metric: str) -> dict[str, str]:
-    """Median and 99th percentile of a histogram."""
-    buckets = f"max by (le) (rate({metric}_bucket[$__rate_interval]))"
-    return {
-        f"p{share * 100:g}": f"histogram_quantile({share}, {buckets})" for share in (0.5, 0.9, 0.99)
-    }
+def _largest(series: str, by: str) -> str:
+    return f"max by ({by}) ({series})" if by else f"max ({series})"
 
 
-def mean(metric: str) -> str:
-    return f"{rate(metric + '_sum')} / {rate(metric + '_count')}"
+def mean(histogram: str) -> str:
+    return f"{rate(histogram + '_sum')} / {rate(histogram + '_count')}"
 
 
+def by_labels(title: str, unit: str, query: str) -> Panel:
+    """A panel of one query: its series are named by the labels that it is grouped by."""
+    labels = re.findall(r" by \((.*?)\) ", query)[0].split(", ")
+    return Panel(title, unit, {" ".join(f"{{{{{label}}}}}" for label in labels): query})
+
+
+def spread(title: str, histogram: str, unit: str = "s") -> Panel:
+    """A panel with the median, the 90th and the 99th percentile of a histogram."""
+    buckets = rate(histogram + "_bucket", "le")
+    shares = (0.5, 0.9, 0.99)
+    queries = {f"p{share * 100:g}": f"histogram_quantile({share}, {buckets})" for share in shares}
+    return Panel(title, unit, queries)
+
+
+OVERVIEW = (
+    by_labels("Processes that are ready", "short", gauge('processes{phase="ready"}', "service")),
+    by_labels(
+        "Answers by status",
+        "reqps",
+        f"sum by (status) ({rate('http_requests_total', 'route, status')})",
+    ),
+    spread("Time to first token", "time_to_first_token_seconds"),
+    spread("Time between tokens", "inter_token_latency_seconds"),
+    Panel(
+        "Tokens",
+        "short",
+        {"in": rate("prompt_tokens_total"), "out": rate("generation_tokens_total")},
+    ),
+    Panel(
+        "Sequences",
+        "short",
+        {
+            "running": gauge("requests_running"),
+            "waiting: {{reason}}": gauge("requests_waiting", "reason"),
+        },
+    ),
+    by_labels("How long a new request would wait", "s", gauge("estimated_wait_seconds", "model")),
+    by_labels(
+        "Requests refused because the server is busy",
+        "reqps",
+        rate("requests_shed_total", "reason"),
+    ),
+    Panel("KV memory in use, fullest engine", "percentunit", {"used": gauge("kv_usage_ratio")}),
+    Panel(
+        "Processes lost, requests continued",
+        "short",
+        {
+            "lost: {{service}}": rate("processes_lost_total", "service"),
+            "continued by {{service}}": rate("continuations_total", "service"),
+        },
+    ),
+)
+STAGES = (
+    spread("From arrival to end", "e2e_request_latency_seconds"),
+    spread("Encoding (tokenizer)", "encode_seconds"),
+    spread("Queue", "request_queue_seconds"),
+    spread("Prefill", "request_prefill_seconds"),
+    spread("Decode", "request_decode_seconds"),
+    spread("Time per output token", "time_per_output_token_seconds"),
+    by_labels("What waits at each hop", "short", gauge("queue_depth", "hop")),
+    by_labels("How long it has waited", "s", gauge("queue_age_seconds", "hop, model")),
+    by_labels("Bytes sent by each hop", "Bps", rate("sent_bytes_total", "hop")),
+    by_labels(
+        "CPU of each process's loop",
+        "percentunit",
+        rate("process_loop_cpu_seconds_total", "process"),
+    ),
+    by_labels("CPU of each process", "short", rate("process_cpu_seconds_total", "process")),
+    by_labels("Memory of each process", "bytes", gauge("process_resident_memory_bytes", "process")),
+)
+ENGINE = (
+    spread("Time of a step", "step_seconds"),
+    Panel("Steps", "ops", {"planned": rate("steps_total"), "failed": rate("failed_steps_total")}),
+    by_labels(
+        "Parts of a step",
+        "s",
+        f"{rate('step_part_seconds_total', 'part')} / on() group_left() {rate('steps_total')}",
+    ),
+    Panel(
+        "In one step, on average",
+        "short",
+        {"sequences": mean("step_sequences"), "tokens": mean("step_tokens")},
+    ),
+    Panel(
+        "KV blocks",
+        "short",
+        {
+            "in all": gauge("kv_blocks"),
+            "used": gauge("kv_blocks_used"),
+            "cached": gauge("kv_blocks_cached"),
+        },
+    ),
+    Panel(
+        "Prompt tokens found in the prefix cache",
+        "percentunit",
+        {
+            "found": f"{rate('prefix_cache_hit_tokens_total')} / "
+            f"{rate('prefix_cache_query_tokens_total')}"
+        },
+    ),
+    Panel("Preemptions", "ops", {"preempted": rate("preemptions_total")}),
+    by_labels("Where requests were placed", "reqps", rate("requests_placed_total", "reason")),
+)
+KEYS = (
+    by_labels("Requests by key", "reqps", rate("key_requests_total", "key")),
+    by_labels("Tokens by key", "short", rate("key_tokens_total", "key, kind")),
+    by_labels("Tokens by model", "short", rate("usage_tokens_total", "model, kind")),
+    by_labels("Refused by a limit of a key", "reqps", rate("requests_limited_total", "limit")),
+    spread("Prompt tokens of a request", "request_prompt_tokens", "short"),
+    spread("Generated tokens of a request", "request_generation_tokens", "short"),
+    by_labels("Ends of choices", "reqps", rate("requests_finished_total", "reason")),
+)
 DASHBOARDS: dict[str, tuple[str, tuple[Panel, ...]]] = {
-    "overview": (
-        "Penstock: overview",
-        (
-            Panel(
-                "Processes that are ready",
-                "short",
-                {"{{service}}": gauge(P + 'processes{phase="ready"}', "service")},
-            ),
-            Panel(
-                "Answers by status",
-                "reqps",
-                {"{{status}}": answers()},
-            ),
-            Panel("Time to first token", "s", spread(P + "time_to_first_token_seconds")),
-            Panel("Time between tokens", "s", spread(P + "inter_token_latency_seconds")),
-            Panel(
-                "Tokens",
-                "short",
-                {
-                    "in": rate(P + "prompt_tokens_total"),
-                    "out": rate(P + "generation_tokens_total"),
-                },
-            ),
-            Panel(
-                "Sequences",
-                "short",
-                {
-                    "running": gauge(P + "requests_running"),
-                    "waiting: {{reason}}": gauge(P + "requests_waiting", "reason"),
-                },
-            ),
-            Panel(
-                "How long a new request would wait",
-                "s",
-                {"{{model}}": gauge(P + "estimated_wait_seconds", "model")},
-            ),
-            Panel(
-                "Requests refused because the server is busy",
-                "reqps",
-                {"{{reason}}": rate(P + "requests_shed_total", "reason")},
-            ),
-            Panel(
-                "KV memory in use, fullest engine",
-                "percentunit",
-                {"used": gauge(P + "kv_usage_ratio")},
-            ),
-            Panel(
-                "Processes lost, requests continued",
-                "short",
-                {
-                    "lost: {{service}}": rate(P + "processes_lost_total", "service"),
-                    "continued by {{service}}": rate(P + "continuations_total", "service"),
-                },
-            ),
-        ),
-    ),
-    "stages": (
-        "Penstock: stages of a request",
-        (
-            Panel("From arrival to end", "s", spread(P + "e2e_request_latency_seconds")),
-            Panel("Encoding (tokenizer)", "s", spread(P + "encode_seconds")),
-            Panel("Queue", "s", spread(P + "request_queue_seconds")),
-            Panel("Prefill", "s", spread(P + "request_prefill_seconds")),
-            Panel("Decode", "s", spread(P + "request_decode_seconds")),
-            Panel("Time per output token", "s", spread(P + "time_per_output_token_seconds")),
-            Panel("What waits at each hop", "short", {"{{hop}}": gauge(P + "queue_depth", "hop")}),
-            Panel(
-                "How long it has waited",
-                "s",
-                {"{{hop}} {{model}}": gauge(P + "queue_age_seconds", "hop, model")},
-            ),
-            Panel(
-                "Bytes sent by each hop", "Bps", {"{{hop}}": rate(P + "sent_bytes_total", "hop")}
-            ),
-            Panel(
-                "CPU of each process's loop",
-                "percentunit",
-                {"{{process}}": rate(P + "process_loop_cpu_seconds_total", "process")},
-            ),
-            Panel(
-                "CPU of each process",
-                "short",
-                {"{{process}}": rate(P + "process_cpu_seconds_total", "process")},
-            ),
-            Panel(
-                "Memory of each process",
-                "bytes",
-                {"{{process}}": gauge(P + "process_resident_memory_bytes", "process")},
-            ),
-        ),
-    ),
-    "engine": (
-        "Penstock: engines",
-        (
-            Panel("Time of a step", "s", spread(P + "step_seconds")),
-            Panel(
-                "Steps",
-                "ops",
-                {"planned": rate(P + "steps_total"), "failed": rate(P + "failed_steps_total")},
-            ),
-            Panel(
-                "Parts of a step",
-                "s",
-                {"{{part}}": parts()},
-            ),
-            Panel(
-                "In one step, on average",
-                "short",
-                {
-                    "sequences": mean(P + "step_sequences"),
-                    "tokens": mean(P + "step_tokens"),
-                },
-            ),
-            Panel(
-                "KV blocks",
-                "short",
-                {
-                    "in all": gauge(P + "kv_blocks"),
-                    "used": gauge(P + "kv_blocks_used"),
-                    "cached": gauge(P + "kv_blocks_cached"),
-                },
-            ),
-            Panel(
-                "Prompt tokens found in the prefix cache",
-                "percentunit",
-                {
-                    "found": f"{rate(P + 'prefix_cache_hit_tokens_total')} / "
-                    f"{rate(P + 'prefix_cache_query_tokens_total')}"
-                },
-            ),
-            Panel("Preemptions", "ops", {"preempted": rate(P + "preemptions_total")}),
-            Panel(
-                "Where requests were placed",
-                "reqps",
-                {"{{reason}}": rate(P + "requests_placed_total", "reason")},
-            ),
-        ),
-    ),
-    "keys": (
-        "Penstock: keys and models",
-        (
-            Panel("Requests by key", "reqps", {"{{key}}": rate(P + "key_requests_total", "key")}),
-            Panel(
-                "Tokens by key",
-                "short",
-                {"{{key}} {{kind}}": rate(P + "key_tokens_total", "key, kind")},
-            ),
-            Panel(
-                "Tokens by model",
-                "short",
-                {"{{model}} {{kind}}": rate(P + "usage_tokens_total", "model, kind")},
-            ),
-            Panel(
-                "Refused by a limit of a key",
-                "reqps",
-                {"{{limit}}": rate(P + "requests_limited_total", "limit")},
-            ),
-            Panel("Prompt tokens of a request", "short", spread(P + "request_prompt_tokens")),
-            Panel(
-                "Generated tokens of a request", "short", spread(P + "request_generation_tokens")
-            ),
-            Panel(
-                "Ends of choices",
-                "reqps",
-                {"{{reason}}": rate(P + "requests_finished_total", "reason")},
-            ),
-        ),
-    ),
+    "overview": ("Penstock: overview", OVERVIEW),
+    "stages": ("Penstock: stages of a request", STAGES),
+    "engine": ("Penstock: engines", ENGINE),
+    "keys": ("Penstock: keys and models", KEYS),
 }
 
 
@@ -237,7 +170,10 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "datasource": source,
         "gridPos": {"h": HEIGHT, "w": WIDTH, "x": column * WIDTH, "y": row * HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"displayMode": "list", "placement": "bottom"}},
+        "options": {
+            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "tooltip": {"mode": "multi", "sort": "desc"},
+        },
         "targets": [
             {
                 "refId": chr(ord("A") + place),
@@ -275,11 +211,6 @@ def dashboard(name: str) -> str:
         "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
     }
     return json.dumps(found, indent=2) + "\n"
-
-
-def metrics_of(query: str) -> set[str]:
-    """The series that a query asks for."""
-    return set(re.findall(rf"\b{P}\w+", query))
 
 
 if __name__ == "__main__":

@@ -176,3 +176,25 @@ def test_the_hint_for_a_setting_that_the_chart_keeps_names_a_value() -> None:
 def test_the_chart_is_of_the_version_of_the_project() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()
+
+
+GUIDE = (ROOT / "docs/kubernetes.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", GUIDE, re.S))
+def test_the_values_of_the_guide_are_those_of_the_chart(text: str) -> None:
+    changed = {
+        name: {**VALUES[name], **value} if isinstance(value, dict) else value
+        for name, value in yaml.safe_load(text).items()
+    }
+    assert faults(**changed) == []
+
+
+def test_the_guide_builds_images_that_the_chart_starts() -> None:
+    (targets,) = re.findall(r"for role in ([\w -]+); do", GUIDE)
+    (tag,) = set(re.findall(r"\$role:(\S+)", GUIDE))
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert tag == chart["appVersion"]
+    built = set(re.findall(r"^FROM runtime AS (\S+)", (ROOT / "Dockerfile").read_text(), re.M))
+    assert {*targets.split(), "worker-cpu"} == built
+    assert f"service/chat-{chart['name']}-frontend {VALUES['frontend']['service']['port']}" in GUIDE

@@ -31,6 +31,7 @@ from penstock.kernels.gpu.attention_arguments import (
     HeadInputs,
     LayerCache,
     Scores,
+    layer_cache,
     listed_blocks,
 )
 from penstock.kernels.gpu.compressed_weights import compress
@@ -56,6 +57,7 @@ from penstock.kernels.gpu.packed_rows import (
 )
 from penstock.kernels.gpu.quantized_linear import quantized_linear
 from penstock.kernels.gpu.recorded_launches import Recorded, Recorder
+from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.rotate_heads import rotate_heads
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.kernels.gpu.sampler_memory import (
@@ -65,10 +67,12 @@ from penstock.kernels.gpu.sampler_memory import (
     vocab_splits,
 )
 from penstock.kernels.gpu.sampler_stages import sampler_stages
+from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.gpu.word_linear import word_linear
 from penstock.kernels.gpu.word_weight import why_not, word_weight
+from penstock.kernels.quantized_cache import LARGEST, columns
 from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.kernels.quantized_weight import QuantizedWeight
 from penstock.kernels.rotary import RopeParameters
@@ -257,6 +261,27 @@ def patterns(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
         )
 
 
+def caches_of_codes(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Attention over keys and values of a byte a number."""
+    numbers, rows = torch.zeros(4, 16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    qkv = torch.zeros(4, heads + 2 * kv_heads, dim, dtype=dtype)
+    out = torch.zeros(4, heads, dim, dtype=dtype)
+    turns = HeadInputs(*torch.zeros(2, 64, dim // 2), None, None)
+    space = decode_workspace(4, heads, kv_heads, dim, qkv.device)
+    prefix = shared_prefix(rows[:1], rows, 4, heads, kv_heads, dim)
+    batch = DecodeBatch(rows, rows, numbers)
+    for kind in LARGEST if CAPABILITY >= (8, 9) else (torch.int8,):
+        shape = (2, 4, kv_heads, 16, columns(dim, kind))
+        cache = layer_cache(*torch.zeros(shape, dtype=torch.int8).view(kind))
+        rope_and_cache(qkv, rows, rows, numbers, turns, out, cache, 1e-6)
+        prefix_attention(qkv, batch, prefix, turns, cache, 1e-6)
+        decode_attention(qkv, batch, turns, cache, out, space, 1e-6, prefix)
+        decode_attention(
+            qkv, batch, turns, cache, out, space, 1e-6, scores=Scores(0.1, 32, 2.0)
+        )  # fmt: skip
+        prefill_attention.prefill_attention(out, numbers, 1, numbers, cache, out)
+
+
 def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     rows = torch.zeros(64, heads + 2 * kv_heads, dim, dtype=dtype)
     query, key, value = rows.split((heads, kv_heads, kv_heads), 1)
@@ -311,6 +336,7 @@ def main() -> None:
         quantized(dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)
+        caches_of_codes(heads, kv_heads, dim, dtype)
         for vocab in vocabularies:
             sample(vocab, dtype)
     for number, options in enumerate(VARIED[: 1 + most // len(MODELS)]):

@@ -77,6 +77,7 @@ def test_a_result_folder_alone_saves_under_a_made_up_name() -> None:
         (["--extra-body", "[1]"], "--extra-body"),
         (["--header", "a b=c"], "'a b'"),
         (["--metadata", "x"], "NAME=VALUE"),
+        (["--metadata", "quantiles=5"], "quantiles is a field of the result"),
         (["--dataset-name", "sharegpt"], "--dataset-path"),
         (["--endpoint", "v1/x"], "--endpoint"),
         (["--prompts", "3"], "--prompts"),

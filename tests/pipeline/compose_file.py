@@ -89,7 +89,7 @@ def _service(name: str, raw: dict[str, Any], variables: Mapping[str, str]) -> Se
     }
     return Service(
         name,
-        filled["command"],
+        filled.get("command", []),
         environment,
         filled.get("networks", []),
         [_mount(text) for text in filled.get("volumes", [])],

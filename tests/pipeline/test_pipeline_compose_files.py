@@ -30,6 +30,8 @@ from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.services.cli import COMMANDS
 
 ROLES = ("router", "worker", "scheduler", "tokenizer", "frontend")
+OBSERVERS = ("prometheus", "grafana", "jaeger")
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def test_a_plain_up_needs_nothing_from_the_shell() -> None:
@@ -75,7 +77,7 @@ def test_no_service_needs_root_or_a_writable_image() -> None:
         assert raw["security_opt"] == ["no-new-privileges:true"], name
         assert raw["init"], name
         assert int(raw["stop_grace_period"].removesuffix("s")) > 30, name  # --drain-timeout-s
-        assert not service.ports or name in ("load-balancer", "load-balancer-grpc")
+        assert not service.ports or name in ("load-balancer", "load-balancer-grpc", *OBSERVERS)
     for stage in read_dockerfile().values():
         if stage.name == "runtime" or stage.base == "runtime":
             users = stage.all("USER")
@@ -110,11 +112,18 @@ def test_grpc_is_published_on_demand_by_frontends_that_have_its_packages() -> No
     assert "server-template frontend 1-32 frontend-grpc:50051 " in balancing
 
 
+def test_foreign_images_are_pinned_to_a_version() -> None:
+    for name, service in read_compose({}).items():
+        if not service.target:
+            assert re.search(r":v?\d+\.\d+(\.\d+)?(-alpine)?$", service.raw["image"]), name
+            assert service.raw["env_file"] == [], name  # the settings of Penstock, and its keys
+
+
 def test_settings_that_compose_writes_exist() -> None:
     """Each service starts with what compose gives it; a misspelt setting would be refused."""
     plain = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
     for name, service in read_compose({}).items():
-        if service.command[0] == "penstock":
+        if service.command[:1] == ["penstock"]:
             # No GPU is needed to read settings, but to ask for one.
             arguments = ["cpu" if part == "cuda" else part for part in service.command[1:]]
             environment = {**plain, **service.environment}
@@ -180,7 +189,6 @@ def test_the_groups_of_the_roles_are_together_the_dependencies() -> None:
     assert together == set(project["dependencies"])
 
 
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 NOT_IN_GROUPS = {"triton"} | {
     canonicalize_name(re.split("[<>=;[]", line)[0])
     for extra in ("grpc", "valkey")
@@ -252,6 +260,15 @@ def test_a_role_that_is_not_installed_is_refused_with_the_remedy(tmp_path: Path)
         (line,) = done.stderr.splitlines()
         assert "pip install" in line
         assert role in line
+
+
+def test_what_no_image_holds_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.loadtest", None)
+    monkeypatch.delitem(sys.modules, "penstock.loadtest.bench", raising=False)
+    done = called("bench", "serve")
+    assert done.returncode == 2
+    assert "`penstock bench` is not in this installation" in done.stderr
+    assert "pip install penstock" in done.stderr
 
 
 def frontend_settings(variables: dict[str, str]) -> Config:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from served import BUILT_IN, Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -106,6 +107,28 @@ def test_all_of_a_long_prompt_but_its_end_comes_from_disk_after_a_restart(tmp_pa
     with served(*kept) as server:
         again, cached = ask(server, long, max_tokens=1)
     assert (again, cached) == (text, 1888)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_text_on_a_gpu_is_the_same_from_its_cache_from_memory_and_after_a_restart(
+    tmp_path: Path, dtype: str
+) -> None:
+    kept = flags(tmp_path, "--device", "cuda", "--dtype", dtype)
+    with served(*kept) as server:
+        first, cached = (ask(server, PROMPTS[0]) for _ in range(2))
+        assert (first[1], cached[1]) == (0, FOUND)
+        computed = [ask_all(server)[0] for _ in range(2)]
+        texts, found = ask_all(server)
+        assert found == [FOUND] * 5
+        until(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
+        until(server, "penstock_kv_tier_used_bytes", 1)
+    assert texts[0] == cached[0], "the end of a prompt is computed in the same way"
+    if dtype == "float32":
+        assert [[first[0], *texts[1:]], *computed] == [texts] * 3
+    with served(*kept) as server:
+        assert ask_all(server) == (texts, [FOUND] * 5)
 
 
 @pytest.mark.chaos

@@ -268,12 +268,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         s.Attached(
             1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
-            ["no"], _ADAPTERS, b"space", 300,
+            ["no"], _ADAPTERS, b"space", 300, 70,
         ),
         [
             41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
-            _ADAPTERS_ROW, b"space", 300,
+            _ADAPTERS_ROW, b"space", 300, 70,
         ],
     ),
     "LoadAdapter": (s.LoadAdapter("sql", "/lora/sql"), [45, "sql", "/lora/sql"]),
@@ -324,6 +324,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "KVCopied": (
         k.KVCopied(1, 7, 3, 0.25, True, "gone"), [71, 1, 7, 3, 0.25, True, "gone"],
     ),
+    "KVForget": (k.KVForget(1, 7), [72, 1, 7]),
 }  # fmt: skip
 """Messages, by name."""
 
@@ -383,7 +384,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "3b1cebe8d7b15519"
+SCHEMA_HASH = "309d888700b3625e"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -452,10 +453,10 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "9b2901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
+        "9c2901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
         "029892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000"
         "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
-        "3132c4057370616365cd012c"
+        "3132c4057370616365cd012c46"
     ),
     "LoadAdapter": "932da373716ca92f6c6f72612f73716c",
     "AdapterLoaded": "952ea373716ca92f6c6f72612f73716ca461623132a26e6f",
@@ -481,6 +482,7 @@ GOLDEN: dict[str, str] = {
     "TierDrop": "9444c4046b657973c3a86970633a2f2f2f73",
     "KVCopies": "9946010207ac2f70726f632f372f66642f39c3910391ccc8c4046b657973",
     "KVCopied": "9747010703cb3fd0000000000000c3a4676f6e65",
+    "KVForget": "93480107",
     "Identity": (
         "99cd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030"
         "a463306465a3683a31"

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from counted import calls
 from otlp_receiver import collecting
 
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled
@@ -48,6 +49,7 @@ def test_a_span_is_below_the_clients_and_stages_are_below_it(
         assert spans.wanted(request.traceparent) == request.traceparent
         assert request.traceparent[3:35] == TRACE
         spans.record("encode", request.traceparent, now - 1.5, now - 0.5, {"penstock.n": 3})
+        spans.record("route", request.traceparent, now, now - 0.1, {}, "ValueError")
         spans.record_continuation("engine", request.traceparent, now - 0.5, "its engine was lost")
         request.event("first token", now - 0.5)
         request.end({"gen_ai.usage.output_tokens": 7}, "timeout_error")
@@ -61,6 +63,15 @@ def test_a_span_is_below_the_clients_and_stages_are_below_it(
     encode = found["encode"]
     assert encode.parent == own.id == found["continuation"].parent
     assert encode.ended - encode.begun == pytest.approx(1e9, rel=0.01)
+    assert (encode.process, encode.service) == ("frontend", "chat-eu")
+    assert abs(encode.begun - own.begun - 0.5e9) < 0.2e9
+    assert encode.attributes == {"penstock.n": 3}
+    assert not encode.failed
+    assert len({one.id for one in found.values()}) == 4
+    route = found["route"]
+    assert route.failed
+    assert route.attributes == {"error.type": "ValueError"}
+    assert route.ended == route.begun  # never before
     assert collector.headers[0]["x-team"] == "blue"
     assert not spans.on
 
@@ -84,6 +95,7 @@ def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
         unwanted = other.open("chat m", "", now, {})
         assert unwanted is not None
         assert not is_sampled(unwanted.traceparent)
+        other.record("encode", SAMPLED, now, now, {})  # below a span of another program's
         spans.end()
         other.end()
         assert collector.spans == []
@@ -95,6 +107,15 @@ def test_the_standard_variable_turns_all_off(monkeypatch: pytest.MonkeyPatch) ->
     spans.begin("frontend")
     assert not spans.on
     assert spans.open("chat m", SAMPLED, 0.0, {}) is None
+
+
+def test_who_records_only_puts_a_stage_into_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    spans, now = Spans(), time.monotonic()
+    spans.begin("scheduler")
+    facts = {f"penstock.{number}": number for number in range(8)}
+    assert calls(lambda: spans.record("decode", SAMPLED, now, now, facts)) < 25
+    spans.end()
 
 
 def test_without_a_collector_recording_and_ending_wait_for_nobody(

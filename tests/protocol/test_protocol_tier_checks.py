@@ -24,9 +24,12 @@ def faults_of(**groups: dict[str, Any]) -> list[str]:
     return list(contradictions_of_tiers(msgspec.structs.replace(config, **changed)))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("tier", [{}, MEMORY, DISK, MEMORY | DISK], ids=str)
-def test_tiers_on_one_host_with_a_cpu_are_not_refused(tier: dict[str, Any]) -> None:
-    assert faults_of(cache=tier, device={"device": "cpu"}) == []
+def test_tiers_of_workers_with_one_device_are_not_refused(
+    tier: dict[str, Any], device: str
+) -> None:
+    assert faults_of(cache=tier, device={"device": device}) == []
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,6 @@ def test_tiers_on_one_host_with_a_cpu_are_not_refused(tier: dict[str, Any]) -> N
             {"cache": MEMORY | {"enable_prefix_caching": False}},
             ("--kv-tier-memory-bytes 1073741824", "--enable-prefix-caching"),
         ),
-        ({"cache": DISK, "device": {"device": "cuda"}}, ("--kv-tier-disk /kv", "--device cpu")),
         (
             {"cache": DISK, "cluster": {"tensor_parallel_size": 2}},
             ("--kv-tier-disk /kv", "--tensor-parallel-size 2"),

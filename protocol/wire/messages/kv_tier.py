@@ -99,10 +99,11 @@ class TierDrop(msgspec.Struct, frozen=True, array_like=True, tag=68, gc=False):
 
 
 class KVCopies(msgspec.Struct, frozen=True, array_like=True, tag=70, gc=False):
-    """Scheduler → worker: copy blocks between KV memory and the keeper's, between two steps.
+    """Scheduler → worker: copy blocks between KV memory and the keeper's.
 
-    It is carried out only directly behind the step that was planned last when it was sent, for the
-    blocks may be others' before that one and behind the next one.
+    It is carried out, or begun where copies run beside steps, only directly behind the step that
+    was planned last when it was sent, for the blocks may be others' before that one and behind the
+    next one.
     """
 
     epoch: int
@@ -115,6 +116,14 @@ class KVCopies(msgspec.Struct, frozen=True, array_like=True, tag=70, gc=False):
     blocks: list[int]
     slots: list[int]
     keys: bytes
+
+
+class KVForget(msgspec.Struct, frozen=True, array_like=True, tag=72, gc=False):
+    """Scheduler → worker, where copies run beside steps: what is still being copied under this
+    number must not be written into KV memory behind the plans that follow. It is not answered."""
+
+    epoch: int
+    number: int
 
 
 class KVCopied(msgspec.Struct, frozen=True, array_like=True, tag=71, gc=False):

@@ -52,6 +52,10 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     kv_space: bytes = b""
     """See ``TierOpen``; empty: its blocks are not kept outside of its memory."""
     kv_slot_bytes: int = 0
+    kv_piece_bytes: int = 0
+    """Copies of blocks run beside its steps: so many bytes may be on their way to the keeper from
+    one message, and as many again ahead of a step that overwrites them. 0: they run between steps.
+    """
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):

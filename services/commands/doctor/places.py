@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,12 +16,7 @@ from urllib.parse import urlsplit
 from penstock.protocol.config import ConfigError, resolve
 from penstock.protocol.config.machine import triton_cache_folder
 from penstock.protocol.config.server_fields import ServerConfig
-from penstock.protocol.process.running_servers import (
-    PREFIX,
-    RunningServer,
-    running_servers,
-    runtime_root,
-)
+from penstock.protocol.process.running_servers import PREFIX, running_servers, runtime_root
 from penstock.protocol.wire.unix_listener import connected
 from penstock.services.commands.doctor.finding import Finding, guarded, of_bytes
 
@@ -58,7 +52,7 @@ def listeners(number: int | None, environment: Mapping[str, str]) -> Iterator[Fi
 def port(host: str, number: int, environment: Mapping[str, str]) -> Finding:
     """Whether a server could listen there now."""
     name, where = f"port {number}", f"{host}:{number}"
-    for server in _own_servers(environment):
+    for server in running_servers(environment):
         try:
             used = urlsplit(server.record.url).port
         except ValueError:
@@ -95,7 +89,7 @@ def unix_socket(given: str, flag: str, environment: Mapping[str, str]) -> Findin
         return Finding(name, f"{path} is free")
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return Finding(name, f"{path}: there is something else than a socket", "problem", remedy)
-    if any(server.record.url == f"unix:{path}" for server in _own_servers(environment)):
+    if any(server.record.url == f"unix:{path}" for server in running_servers(environment)):
         return Finding(name, f"a server of yours listens at {path}")
     try:
         connected(str(path), CONNECT_S).close()
@@ -105,13 +99,6 @@ def unix_socket(given: str, flag: str, environment: Mapping[str, str]) -> Findin
         told = f"{path} seems to be in use: {error.strerror or error}"
         return Finding(name, told, "problem", remedy)
     return Finding(name, f"{path}: another process listens there", "problem", remedy)
-
-
-def _own_servers(environment: Mapping[str, str]) -> Sequence[RunningServer]:
-    """None where there is no folder to look for them in."""
-    with contextlib.suppress(OSError):
-        return running_servers(environment)
-    return ()
 
 
 def sockets(environment: Mapping[str, str], longest: int) -> Iterator[Finding]:

@@ -91,6 +91,7 @@ class KoboldBody(_SamplingFields, kw_only=True):
         "tfs": (1, 0),
         "typical": (1, 0),
         "dry_allowed_length": (0,),
+        "adaptive_target": (-1,),
         "guidance_scale": (1,),
         "negative_prompt": ("",),
         "memory": ("",),
@@ -155,6 +156,9 @@ class KoboldBody(_SamplingFields, kw_only=True):
         ]
         | None
     ) = None
+    adaptive_decay: Annotated[
+        Number, said("Has no effect: it belongs to adaptive_target, which is off.")
+    ] = None
     rep_pen_range: Annotated[Whole, _PENALTY] = None
     rep_pen_slope: Annotated[Number, _PENALTY] = None
     dynatemp_range: (

@@ -50,6 +50,11 @@ def load_encoder_executor(
             f"--quantization {config.model.quantization}: {info.architecture} is an encoder, whose "
             "weights stay plain; leave the flag out"
         )
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype}: {info.architecture} is an encoder, "
+            "which keeps no keys and values; leave the flag out"
+        )
     if read_quantization(info) is not None and not attends_both_ways(info):
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: quantization_config: the weights of encoders "

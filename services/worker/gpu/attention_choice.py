@@ -11,10 +11,10 @@ from penstock.kernels.gpu.attention_arguments import (
     NOTHING_LISTED,
     DecodeBatch,
     HeadInputs,
-    LayerCache,
     LayerTensors,
     ListedBlocks,
     Scores,
+    layer_cache,
 )
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
@@ -74,7 +74,7 @@ class TritonPrefillAttention:
         self, keys: LayerTensors, values: LayerTensors, scores: Sequence[Scores] | None = None
     ) -> None:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
-        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
+        self._caches = [layer_cache(*layer) for layer in zip(keys, values, strict=True)]
         self._scores = scores or [Scores(keys[0].shape[-1] ** -0.5)] * len(keys)
 
     def __call__(
@@ -108,7 +108,7 @@ class TritonDecodeAttention:
         scores: Sequence[Scores] | None = None,
     ) -> None:
         """scores: of each layer; ``None``: scaled by 1 / sqrt(D)."""
-        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
+        self._caches = [layer_cache(*layer) for layer in zip(keys, values, strict=True)]
         self._workspace, self._eps, self._prefix = workspace, eps, prefix
         self._scores = scores or [Scores(keys[0].shape[-1] ** -0.5)] * len(keys)
 
@@ -144,7 +144,7 @@ class TritonPrefixAttention:
         scales: Sequence[float] = (),
     ) -> None:
         """scales: what scores of each layer are multiplied by, by default 1 / sqrt(D)."""
-        self._caches = [LayerCache(*layer) for layer in zip(keys, values, strict=True)]
+        self._caches = [layer_cache(*layer) for layer in zip(keys, values, strict=True)]
         self._eps, self._prefix = eps, prefix
         self._scales = list(scales) or [keys[0].shape[-1] ** -0.5] * len(keys)
 

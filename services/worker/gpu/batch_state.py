@@ -105,6 +105,7 @@ class BatchState:
         self._decoding: IntArray | None = None
         self._sampled: IntArray | None = None
         self._compared: IntArray | None = None
+        self._corrected: IntArray = np.zeros(0, np.int64)
         self._shared = np.zeros(count + 1, np.int64)
         """``shared_length``, then ``shared_slot``, as the device has them."""
         self._shared[count] = -1
@@ -112,6 +113,7 @@ class BatchState:
     def forget(self) -> None:
         """The device's lists may be anything: the next step sends them whole."""
         self._decoding = self._sampled = self._compared = None
+        self._corrected = np.zeros(0, np.int64)
         self._shared.fill(-2)
         for current in self._lists.values():
             current.fill(-2)
@@ -124,15 +126,23 @@ class BatchState:
         self._device_changes[0] = self._places["unread"]
         scatter(self._array, self._device_changes, 1)
 
+    def correct(self, slots: IntArray) -> None:
+        """These decoding slots went on by other than one token: the next step sends what the host
+        knows of them."""
+        self._corrected = slots
+
     def update(self, step: PlannedStep, sample_rows: IntArray, ring: int) -> None:
         """Send what a planned step changes.
 
-        sample_rows: the step's row of each entry of ``step.sampled``; ring: which host buffer,
-        0 … ``RING`` - 1, is free.
+        sample_rows: the step's row of each entry of ``step.sampled``, and of further rows that
+        logits are wanted of; ring: which host buffer, 0 … ``RING`` - 1, is free.
         """
         places: list[npt.NDArray[np.int64]] = []
         values: list[npt.NDArray[np.int64]] = []
         self._add_slots(step, places, values)
+        if len(self._corrected):
+            self._add_corrections(places, values)
+            self._corrected = np.zeros(0, np.int64)
         for slot, first, blocks in self._slots.blocks.appended:
             self._add_blocks(slot, first, np.array(blocks, np.int64), places, values)
         if step.decoding is not self._decoding:
@@ -182,10 +192,19 @@ class BatchState:
                 places.append(self._places[name] + added)
                 values.append(column)
         begun = step.sampled[len(step.decoding) :]
-        if len(begun):
+        if len(begun) and step.drafts is None:
             # The kernel that commits the token makes it the position after the prompt.
             places.append(self._places["position"] + begun)
             values.append(slots.position[begun] - 1)
+
+    def _add_corrections(
+        self, places: list[npt.NDArray[np.int64]], values: list[npt.NDArray[np.int64]]
+    ) -> None:
+        slots = self._slots
+        corrected = np.setdiff1d(self._corrected, slots.added) if slots.added else self._corrected
+        for name in ("last_token", "position", "num_output"):
+            places.append(self._places[name] + corrected)
+            values.append(getattr(slots, name)[corrected].astype(np.int64))
 
     def _change_list(
         self,

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.attention_arguments import HeadInputs
 from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.slots import bring_forward, embed
@@ -22,9 +23,10 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
 from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.layer_products import (
     BoundedProducts,
@@ -65,9 +67,10 @@ class GpuDecoder(StepDecoder):
         max_rows: int,
         compressed: bool = False,
         grouped: LayerGroups | None = None,
+        kind: KVCacheKind = "auto",
     ) -> None:
-        """compressed: whether steps of few rows read the layers' compressed weights; grouped: see
-        ``LayerAttention``."""
+        """compressed: whether steps of few rows read the layers' compressed weights; grouped, kind:
+        see ``LayerAttention``."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
@@ -92,6 +95,7 @@ class GpuDecoder(StepDecoder):
                 eps,
                 "" if stored else "takes norms of heads in the type of the model",
                 grouped,
+                kind,
             )
         self.products, self.gated = products.result(), gated.result()
         if self.products.kernels:
@@ -110,6 +114,10 @@ class GpuDecoder(StepDecoder):
             with torch.inference_mode():
                 return choose_coded(weights, space, eps, activation)
         return choose_products(weights, space, eps, compressed, activation)
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return self.attention.pool
 
     @property
     def row_classes(self) -> Sequence[int]:
@@ -226,20 +234,21 @@ def dense_executor(
     weights: DenseWeights,
     capacity: EngineSizes,
     compression: Compression | None = None,
-) -> GpuExecutor:
-    """compression: of ``weights``; dropped where no kernel can read it."""
+    kind: KVCacheKind = "auto",
+) -> DraftingGpuExecutor:
+    """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory."""
     compressed = compression or no_compression("nobody has asked for it")
 
     def make(state: BatchState, max_rows: int) -> GpuDecoder:
         made = GpuDecoder(
             config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-            capacity.max_model_len, max_rows, bool(compressed.linears),
+            capacity.max_model_len, max_rows, bool(compressed.linears), kind=kind,
         )  # fmt: skip
         kernels = made.products.kernels
         if kernels is None or not kernels.compressed:
             compressed.drop("no kernel for Hopper can read them here")
         return made
 
-    executor = GpuExecutor(capacity, weights.embedding.device, make)
+    executor = DraftingGpuExecutor(capacity, weights.embedding.device, make)
     executor.summary += f"; {compressed.summary}"
     return executor

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 
@@ -27,7 +26,8 @@ from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan,
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graphs import ROW_UNITS, StepGraphs
-from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
+from penstock.services.worker.gpu.in_flight import InFlight
+from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
 from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.step_times import StepTimes
@@ -41,6 +41,7 @@ from penstock.services.worker.step_logprobs import asking_chunks
 
 if TYPE_CHECKING:
     from penstock.services.worker.rank_group import Meeting
+    from penstock.services.worker.speculation.drafting import DraftCounts
 
 STEP_SHAPE = StepShape(
     row_units=ROW_UNITS,
@@ -69,26 +70,6 @@ sleeping threads, 1.1 to 1.6 ms; taking in 128 long prompts takes the scheduler 
 MakeDecoder = Callable[[BatchState, int], StepDecoder]
 
 
-class InFlight(msgspec.Struct):
-    """A launched step."""
-
-    epoch: int
-    step: int
-    rows: int
-    result: torch.Tensor
-    """[2, R] int32 on the host, once ``event`` has passed."""
-    event: torch.cuda.Event | None
-    launched: float
-    drawn: dict[int, int] = {}
-    """Slots with a grammar, which must see their token, and their rows."""
-    noted: dict[int, int] = {}
-    """Slots that ask what sequences came before, likewise."""
-    failures: list[RowFailure] = []
-    logprobs: AskedLogprobs | None = None
-    begun: torch.cuda.Event | None = None
-    """Recorded before the step's first kernel; only while the process is traced."""
-
-
 class GpuExecutor:
     """A decoder, its KV memory, its slots and its graphs."""
 
@@ -101,7 +82,7 @@ class GpuExecutor:
     max_in_flight = RING - 1
     shape = STEP_SHAPE
     account: MemoryAccount | None = None
-    draft_counts = None
+    draft_counts: DraftCounts | None = None
 
     def __init__(
         self, capacity: EngineSizes, device: torch.device, make_decoder: MakeDecoder
@@ -224,8 +205,7 @@ class GpuExecutor:
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> InFlight:
         traced = time.monotonic_ns() if TRACE.on else 0
-        ring = self._turn
-        self._turn = (ring + 1) % RING
+        ring = self._next_ring()
         decoding, rows = len(step.decoding), len(step.sampled)
         total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
         asked = asking_chunks(step)
@@ -261,6 +241,12 @@ class GpuExecutor:
             plan.epoch, plan.step, rows, host, event, launched, drawn, self._noted(step), failures,
             logprobs, begun,
         )  # fmt: skip
+
+    def _next_ring(self) -> int:
+        """Which host buffers are free for the next step."""
+        ring = self._turn
+        self._turn = (ring + 1) % RING
+        return ring
 
     def _noted(self, step: PlannedStep) -> dict[int, int]:
         rows = self.sampler.history.asking(step.sampled)
@@ -370,31 +356,40 @@ class GpuExecutor:
 
     def finished(self, wait: bool = False) -> StepResult | None:
         """The oldest step's result, or ``None`` while it runs or when there is none."""
-        if not self._flight:
+        if not self._flight or not self._is_over(self._flight[0], wait):
             return None
-        oldest = self._flight[0]
-        if oldest.event is not None:
+        return self._result(self._flight.popleft())
+
+    def _is_over(self, flight: InFlight, wait: bool) -> bool:
+        """Whether a step is over; those before it are. The first time that it is, those on the host
+        who must see its tokens do."""
+        if flight.is_over:
+            return True
+        if flight.event is not None:
             if wait:
-                oldest.event.synchronize()
-            elif not oldest.event.query():  # type: ignore[no-untyped-call]
-                return None
-        self._flight.popleft()
-        self._feed(oldest)
-        if oldest.begun is not None and oldest.event is not None:
-            self._step_times.add(oldest.step, oldest.begun, oldest.event)
+                flight.event.synchronize()
+            elif not flight.event.query():  # type: ignore[no-untyped-call]
+                return False
         now = time.perf_counter()
-        seconds = now - max(oldest.launched, self._last_end)
-        self._last_end = now
-        tokens, bad = oldest.result.numpy()[:, : oldest.rows]
-        asked = oldest.logprobs
+        flight.seconds = now - max(flight.launched, self._last_end)
+        flight.is_over, self._last_end = True, now
+        self._feed(flight)
+        return True
+
+    def _result(self, flight: InFlight) -> StepResult:
+        """Of a step that is over."""
+        if flight.begun is not None and flight.event is not None:
+            self._step_times.add(flight.step, flight.begun, flight.event)
+        tokens, bad = flight.result.numpy()[:, : flight.rows]
+        asked = flight.logprobs
         return StepResult(
-            oldest.epoch,
-            oldest.step,
+            flight.epoch,
+            flight.step,
             tokens.astype("<i4").tobytes(),
             np.flatnonzero(bad == NOT_FINITE).tolist(),
-            seconds,
+            flight.seconds,
             [] if asked is None else asked.of_rows(tokens),
             [] if asked is None else asked.of_prompts(),
-            oldest.failures,
+            flight.failures,
             np.flatnonzero(bad == NOTHING_LEFT).tolist(),
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from penstock.kernels.gpu.attention_arguments import LayerCache
+from penstock.kernels.gpu.attention_arguments import LayerCache, layer_cache
+from penstock.kernels.quantized_cache import columns, is_quantized
 
 
 class KVPool:
@@ -23,14 +24,19 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """layers: of a block."""
-        shape = (num_blocks, layers, 2, kv_heads, block_size, dim)
-        self.blocks = torch.zeros(shape, dtype=dtype, device=device)
-        """[num_blocks, layers, 2, Hkv, block_size, D]: keys and values."""
+        """layers: of a block; dtype: of the model, or that of quantized caches.
+
+        Raises ``ValueError`` for heads that cannot be quantized."""
+        shape = (num_blocks, layers, 2, kv_heads, block_size, columns(dim, dtype))
+        zeros = torch.int8 if is_quantized(dtype) else dtype
+        self.blocks = torch.zeros(shape, dtype=zeros, device=device).view(dtype)
+        """[num_blocks, layers, 2, Hkv, block_size, D]: keys and values; see ``quantized_cache``."""
         self.pages = 2 * layers
         """Of a block."""
+        self.layout = f"{dtype} pages {list(shape[1:])}"
+        """What the order and the meaning of a block's bytes depend on."""
 
     def layer(self, place: int) -> LayerCache:
         """Keys and values of the layer at this place of each block."""
         pages = self.blocks.flatten(0, 2)
-        return LayerCache(pages[2 * place :], pages[2 * place + 1 :])
+        return layer_cache(pages[2 * place :], pages[2 * place + 1 :])

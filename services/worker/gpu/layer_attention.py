@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.attention_arguments import (
     NOTHING_LISTED,
     DecodeBatch,
@@ -24,6 +25,7 @@ from penstock.kernels.gpu.attention_arguments import (
 from penstock.kernels.gpu.decode_attention import decode_workspace
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
+from penstock.kernels.quantized_cache import cache_type
 from penstock.services.worker.gpu.attention_choice import (
     TritonDecodeAttention,
     TritonPrefillAttention,
@@ -65,10 +67,11 @@ class LayerAttention:
         eps: float,
         unfit: str = "",
         grouped: LayerGroups | None = None,
+        kind: KVCacheKind = "auto",
     ) -> None:
         """heads, caches: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
         can norm and rotate them; grouped: the layers, where they are not grouped by themselves
-        alone.
+        alone; kind: of KV memory.
 
         Raises ``ValueError`` where the state's block tables are not those of the caches' groups.
         """
@@ -80,8 +83,9 @@ class LayerAttention:
         if len(state.tables) != max(1, len(grouped.groups)):
             raise ValueError("the capacity is not that of the model's groups of layers")
         self.pool = KVPool(
-            num_blocks, grouped.layers, kv_heads, block_size, dim, rows.qkv.dtype, device
-        )
+            num_blocks, grouped.layers, kv_heads, block_size, dim,
+            cache_type(kind, rows.qkv.dtype), device,
+        )  # fmt: skip
         """Layers of several groups share a place in it, each in blocks of its own."""
         state.pages = self.pool.pages
         self._caches = [self.pool.layer(place) for _, place in grouped.places]

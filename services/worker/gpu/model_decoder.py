@@ -12,14 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs
 from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.gpu.workspace import (
@@ -39,9 +41,15 @@ class ModelDecoder(StepDecoder):
     may_wait = True
 
     def __init__(
-        self, model: CausalModel, words: str, state: BatchState, capacity: EngineSizes, rows: int
+        self,
+        model: CausalModel,
+        words: str,
+        state: BatchState,
+        capacity: EngineSizes,
+        rows: int,
+        kind: KVCacheKind = "auto",
     ) -> None:
-        """words: how it is computed, for the log; rows: of the largest step."""
+        """words: how it is computed, for the log; rows: of the largest step; kind: of KV memory."""
         model.prepare(capacity.max_model_len)
         device, dtype = model.device, model.dtype
         heads, kv_heads, dim = head_shape(model.caches)
@@ -59,6 +67,7 @@ class ModelDecoder(StepDecoder):
             capacity.num_blocks + EXTRA_BLOCKS,
             capacity.block_size,
             0.0,
+            kind=kind,
         )
         self._hidden = torch.zeros(rows, model.hidden_size, dtype=dtype, device=device)
         self._tokens, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -71,6 +80,10 @@ class ModelDecoder(StepDecoder):
     @property
     def shares_prefixes(self) -> bool:
         return self.attention.shares_prefixes
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return self.attention.pool
 
     @property
     def row_classes(self) -> Sequence[int]:
@@ -149,10 +162,12 @@ def _unchanged(max_positions: int, dim: int, device: torch.device) -> HeadInputs
     )
 
 
-def model_executor(model: CausalModel, words: str, capacity: EngineSizes) -> GpuExecutor:
-    """words: how the model is computed, for the log."""
+def model_executor(
+    model: CausalModel, words: str, capacity: EngineSizes, kind: KVCacheKind = "auto"
+) -> DraftingGpuExecutor:
+    """words: how the model is computed, for the log; kind: of KV memory."""
 
     def make(state: BatchState, max_rows: int) -> ModelDecoder:
-        return ModelDecoder(model, words, state, capacity, max_rows)
+        return ModelDecoder(model, words, state, capacity, max_rows, kind)
 
-    return GpuExecutor(capacity, model.device, make)
+    return DraftingGpuExecutor(capacity, model.device, make)

@@ -67,7 +67,7 @@ def launch_all(needs: KernelNeeds) -> str:
         for length in table_widths(needs):
             sizes = _sizes(needs, length, model.config.vocab_size, caches_of(model.config))
             with _without_products():
-                executor = dense_executor(*model, sizes, compression)
+                executor = dense_executor(*model, sizes, compression, needs.kv_kind)
                 executor.run_kernels()
             summaries.append(executor.summary)
     return "\n".join(dict.fromkeys(summaries))
@@ -89,7 +89,7 @@ def _launch_attention(needs: KernelNeeds, attention: AttentionNeeds) -> str:
     summaries = []
     for length in table_widths(needs):
         sizes = _sizes(needs, length, attention.vocab_size, attention.caches)
-        executor = model_executor(model, words, sizes)
+        executor = model_executor(model, words, sizes, needs.kv_kind)
         executor.run_kernels()
         summaries.append(executor.summary)
     return "\n".join(dict.fromkeys(summaries))

@@ -13,13 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
-from penstock.services.worker.gpu.executor import GpuExecutor, InFlight, MakeDecoder
+from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.gpu.stage_tokens import StageTokens
 from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
@@ -59,12 +61,13 @@ class RankGpuDecoder(GpuDecoder):
         max_rows: int,
         ranks: RankGroup,
         grouped: LayerGroups,
+        kind: KVCacheKind = "auto",
     ) -> None:
         """config: of this rank, but with the vocabulary of all; grouped: this rank's layers in the
-        groups of all."""
+        groups of all; kind: of KV memory."""
         super().__init__(
             config, weights, state, num_blocks, block_size, max_positions, max_rows,
-            grouped=grouped,
+            grouped=grouped, kind=kind,
         )  # fmt: skip
         self._ranks, self._place = ranks, ranks.place
 
@@ -192,11 +195,14 @@ def rank_executor(
     capacity: EngineSizes,
     ranks: Any,
     grouped: LayerGroups,
+    kind: KVCacheKind = "auto",
 ) -> RankGpuExecutor:
+    """grouped, kind: see ``RankGpuDecoder``."""
+
     def make(state: BatchState, max_rows: int) -> RankGpuDecoder:
         return RankGpuDecoder(
             config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-            capacity.max_model_len, max_rows, ranks, grouped,
+            capacity.max_model_len, max_rows, ranks, grouped, kind,
         )  # fmt: skip
 
     executor = RankGpuExecutor(capacity, weights.embedding.device, make, ranks)

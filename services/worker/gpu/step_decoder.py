@@ -19,6 +19,7 @@ from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.workspace import LogitsSpace
 
 
@@ -36,6 +37,11 @@ class StepDecoder(ABC):
     @abstractmethod
     def summary(self) -> str:
         """Which kernels compute it and why, for the log."""
+
+    @property
+    @abstractmethod
+    def kv_pool(self) -> KVPool:
+        """Its KV memory."""
 
     @property
     def row_classes(self) -> Sequence[int]:

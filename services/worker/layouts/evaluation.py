@@ -182,6 +182,7 @@ class Evaluator:
             ends=place.is_last,
             compressed=has_compressed(account),
             own_code=self.own_code,
+            kind=self._config.cache.kv_kind,
         )
 
     def _too_short(self, engine: Engine) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.kernels.cache_kinds import KVCacheKind, stored_head
 from penstock.services.worker.gpus import Gpu, Link
 from penstock.services.worker.model_shape import ModelShape
 from penstock.services.worker.models.specification import CacheSpecification
@@ -115,12 +116,13 @@ class StageCost:
         ends: bool = True,
         compressed: bool = False,
         own_code: bool = True,
+        kind: KVCacheKind = "auto",
     ) -> None:
         """shape: of the rank's part; compressed: whether it has compressed weights, too; own_code:
-        whether our kernels compute the layers, and not transformers' code."""
+        whether our kernels compute the layers, and not transformers' code; kind: of KV memory."""
         self._shape, self._rates, self._item = shape, rates, item_bytes
         self._ranks, self._begins, self._ends = ranks, begins, ends
-        self._compressed = compressed
+        self._compressed, self._kind = compressed, kind
         self._head = shape.vocab * shape.hidden * ends
         self._linears = shape.parameters - shape.table_parameters - self._head
         self._layer_seconds = LAYER_SECONDS if own_code else OTHERS_LAYER_SECONDS
@@ -150,7 +152,8 @@ class StageCost:
     def _attention(self, rows: Rows) -> float:
         read = pairs = 0.0
         for cache, layers in self._caches.items():
-            bytes_each = 2 * cache.num_kv_heads * cache.head_dim * self._item
+            head = stored_head(cache.head_dim, self._item, self._kind)
+            bytes_each = 2 * cache.num_kv_heads * head
             held = _attended(cache, rows.context) + TILE_POSITIONS
             read += layers * rows.decode * held * bytes_each
             pairs += layers * cache.num_heads * cache.head_dim * _attended(cache, rows.behind)

@@ -16,6 +16,14 @@ Forced = Callable[[int, int], list[int]]
 Fitting = Callable[[int, list[int]], list[int]]
 
 
+def _nothing_forced(slot: int, most: int) -> list[int]:
+    return []
+
+
+def _all_fitting(slot: int, tokens: list[int]) -> list[int]:
+    return tokens
+
+
 class DraftCounts:
     """Tokens drafted and accepted, by source and by their place in the draft."""
 
@@ -45,11 +53,13 @@ class Drafting:
         self.most = most
         self.counts = DraftCounts(most)
         self._proposer = proposer
-        self._budget = budget
+        self.budget = budget
         self._rows: dict[int, Acceptance] = {}
         """Of the slots that may have drafts."""
         self._made: list[tuple[int, Draft, int]] = []
         """Slot, draft and how many of its tokens the step has …"""
+        self._guesses: list[tuple[int, Draft, int]] = []
+        """Slot, draft and the token that is under way, as drafted."""
         self._accepted = 0
         """… and how many of them all were accepted."""
 
@@ -58,9 +68,9 @@ class Drafting:
         if plan.full:
             self._proposer.clear()
             self._rows.clear()
+            self._made, self._guesses = [], []  # of steps that nobody has heard of
         for slot in plan.gone:
-            if self._rows.pop(slot, None) is not None:
-                self._proposer.forget(slot)
+            self.leave(slot)
         for new in plan.added:
             if not new.corpus:
                 continue
@@ -69,33 +79,78 @@ class Drafting:
             self._proposer.begin(new.slot, text, len(known.prompt), new.corpus)
             self._rows[new.slot] = Acceptance()
 
+    def leave(self, slot: int) -> None:
+        """Nothing is drafted any more for the sequence in a slot."""
+        if self._rows.pop(slot, None) is not None:
+            self._proposer.forget(slot)
+
+    def pays(self, step: PlannedStep, slots: SlotTable, under_way: int) -> bool:
+        """Whether drafts of a step would pay, as far as texts tell that lack the tokens of so many
+        steps under way. If so, ``draft`` comes next."""
+        self._guesses = []
+        if not self._may_have(step):
+            return False
+        candidates = self._candidates(step, slots, _nothing_forced, _all_fitting, under_way)
+        counts = self.budget.choose(len(step.decoding), candidates, under_way=under_way)
+        for (row, draft, _), count in zip(candidates, counts, strict=True):
+            if count and len(draft.tokens) >= under_way:
+                self._guesses.append((int(step.decoding[row]), draft, draft.tokens[under_way - 1]))
+        return any(counts)
+
+    def _check_guesses(self, slots: SlotTable) -> None:
+        """Learn from the latest tokens, which are known now."""
+        for slot, draft, token in self._guesses:
+            right = token == slots.last_token[slot]
+            self.budget.observe(draft, 1, int(right), self._rows[slot])
+        self._guesses = []
+
     def draft(
-        self, step: PlannedStep, slots: SlotTable, forced: Forced, fitting: Fitting
+        self,
+        step: PlannedStep,
+        slots: SlotTable,
+        forced: Forced = _nothing_forced,
+        fitting: Fitting = _all_fitting,
     ) -> PlannedStep:
         """The step with the drafts that pay, which may be none. forced: what a slot's grammar
         leaves no choice of, up to so many tokens; fitting: what of a draft its grammar allows."""
         self._made = []
-        decoding = step.decoding
-        if step.chunks or not self._rows or not len(decoding):
+        if not self._may_have(step):
             return step
-        candidates, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
-        for row, slot in enumerate(decoding.tolist()):
-            known = self._rows.get(slot)
-            if known is None or room[row] < 1:
-                continue
-            draft = self._propose(slot, room[row], forced, fitting)
-            if draft is not None:
-                candidates.append(Candidate(row, draft, self._budget.share(draft, known)))
+        self._check_guesses(slots)
+        decoding, candidates = step.decoding, self._candidates(step, slots, forced, fitting)
         if not candidates:
             return step
         counts = np.zeros(len(decoding), np.int64)
         for one, count in zip(
-            candidates, self._budget.choose(len(decoding), candidates), strict=True
+            candidates, self.budget.choose(len(decoding), candidates), strict=True
         ):
             if count:
                 counts[one.row] = count
                 self._made.append((int(decoding[one.row]), one.draft, count))
         return with_drafts(step, slots, counts, [d.tokens[:n] for _, d, n in self._made])
+
+    def _may_have(self, step: PlannedStep) -> bool:
+        return bool(self._rows) and not step.chunks and len(step.decoding) > 0
+
+    def _candidates(
+        self,
+        step: PlannedStep,
+        slots: SlotTable,
+        forced: Forced,
+        fitting: Fitting,
+        under_way: int = 0,
+    ) -> list[Candidate]:
+        """The rows that have a draft; under_way: see ``pays``."""
+        decoding = step.decoding
+        found, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
+        for row, slot in enumerate(decoding.tolist()):
+            known = self._rows.get(slot)
+            if known is None or room[row] < 1:
+                continue
+            draft = self._propose(slot, room[row] + under_way, forced, fitting)
+            if draft is not None:
+                found.append(Candidate(row, draft, self.budget.share(draft, known)))
+        return found
 
     def _propose(self, slot: int, most: int, forced: Forced, fitting: Fitting) -> Draft | None:
         if tokens := forced(slot, most):
@@ -108,12 +163,12 @@ class Drafting:
 
     def took(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """What a step brought to each of these slots."""
-        proposer, rows = self._proposer, self._rows
-        brought = dict(zip(slots, tokens, strict=True)) if self._made else {}
-        self._accepted = 0
-        for slot, draft, count in self._made:
+        proposer, rows, made = self._proposer, self._rows, self._made
+        brought = dict(zip(slots, tokens, strict=True)) if made else {}
+        self._accepted, self._made = 0, []
+        for slot, draft, count in made:
             accepted = max(0, len(brought[slot]) - 1)
-            self._budget.observe(draft, count, accepted, rows[slot])
+            self.budget.observe(draft, count, accepted, rows[slot])
             self.counts.add(draft.source, count, accepted)
             self._accepted += accepted
         for slot, more in zip(slots, tokens, strict=True):
@@ -125,12 +180,13 @@ class Drafting:
         rows = len(step.decoding)
         if step.chunks or not rows:
             return
-        costs = self._budget.costs
-        costs.observe(rows, seconds)
-        if step.drafts is not None:
-            slots = int((step.drafts.ahead == 0).sum())
-            alone = costs.seconds(slots) or seconds
-            self.counts.saved_seconds += alone * (1 + self._accepted / slots) - seconds
+        if step.drafts is None:
+            self.budget.costs.observe(rows, seconds)
+            return
+        self.budget.drafted_costs.observe(rows, seconds)
+        slots = int((step.drafts.ahead == 0).sum())
+        alone = self.budget.costs.seconds(slots) or seconds
+        self.counts.saved_seconds += alone * (1 + self._accepted / slots) - seconds
 
 
 def with_drafts(

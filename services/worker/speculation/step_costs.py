@@ -23,6 +23,12 @@ PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
+LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.2
+"""What looking for a row's draft takes the host, and what all rows may of a step: the device
+computes meanwhile, but the host has its next step to launch."""
+_FIRST_COST = 2.0
+"""What the first step with drafts is taken to cost, as a multiple of one without, where other
+kernels compute it."""
 
 
 class StepCosts:
@@ -105,10 +111,22 @@ class DraftBudget:
     first, and each costs what the measured steps of that size say.
     """
 
-    def __init__(self, most_rows: int) -> None:
-        """most_rows: decode rows of a step, drafts included, at most."""
+    def __init__(
+        self,
+        most_rows: int,
+        *,
+        apart: bool = False,
+        least_gain: float = LEAST_GAIN,
+        tried_every: int = TRIED_EVERY,
+    ) -> None:
+        """most_rows: decode rows of a step, drafts included, at most; apart: steps with drafts are
+        computed otherwise than those without, so that they are measured apart."""
         self.costs = StepCosts()
-        self._most_rows = most_rows
+        """Of steps without drafts."""
+        self.drafted_costs = StepCosts() if apart else self.costs
+        self.lead_seconds = 0.0
+        """What the next step costs beside itself if it has drafts."""
+        self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
         self._kinds: dict[tuple[str, int], Acceptance] = {}
         self._refused = 0
 
@@ -127,30 +145,47 @@ class DraftBudget:
             found = self._kinds[key] = Acceptance()
         return found
 
-    def choose(self, rows: int, candidates: Sequence[Candidate]) -> list[int]:
-        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets."""
+    def may_look(self, rows: int) -> bool:
+        """Whether it costs little beside a step to look for the drafts of so many rows."""
+        alone = self.costs.seconds(rows)
+        return alone is not None and rows * LOOK_SECONDS <= LOOK_SHARE * alone
+
+    def choose(
+        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
+    ) -> list[int]:
+        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets. under_way:
+        so many tokens at its beginning are drawn already, but not known: the step is chosen for
+        once more when they are."""
         chosen = [0] * len(candidates)
         alone = self.costs.seconds(rows)
         if alone is None:  # first a step without drafts is measured
             return chosen
         chances: list[tuple[float, int]] = []
         for at, (_, draft, share) in enumerate(candidates):
-            chance = 1.0
-            for _ in draft.tokens:
+            chance = share**under_way
+            for _ in draft.tokens[under_way:]:
                 chance *= share
                 chances.append((chance, at))
         chances.sort(key=lambda one: -one[0])
-        expected, best, count = float(rows), (1 + LEAST_GAIN) * rows / alone, 0
+        expected, best, count = float(rows), (1 + self._least_gain) * rows / alone, 0
         for number, (chance, _) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
             expected += chance
-            rate = expected / (self.costs.seconds(rows + number) or alone)
+            rate = expected / (self._drafted_seconds(rows + number, alone) + self.lead_seconds)
             if rate > best:
                 best, count = rate, number
         for _, at in chances[:count]:
             chosen[at] += 1
         if not count:
             self._refused += 1
-            if self._refused >= TRIED_EVERY and rows + len(candidates) <= self._most_rows:
-                self._refused = 0
+            if self._refused >= self._tried_every and rows + len(candidates) <= self._most_rows:
+                if not under_way:
+                    self._refused = 0
                 return [1] * len(candidates)
         return chosen
+
+    def _drafted_seconds(self, rows: int, alone: float) -> float:
+        """Of a step with drafts; alone: of the same step without."""
+        known = self.drafted_costs.seconds(rows)
+        if known is not None:
+            return known or alone
+        return _FIRST_COST * alone

@@ -17,19 +17,34 @@ MOST_OWN = 65_536
 
 
 class _Text:
-    """One sequence."""
+    """One sequence. It is indexed when it is first asked about: many never are."""
 
-    __slots__ = ("corpus", "index", "latest", "output")
+    __slots__ = ("_fresh", "_index", "corpus", "latest", "output")
 
     def __init__(
         self, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes, ngram: int
     ) -> None:
-        self.index = TextIndex(MOST_OWN, ngram)
-        self.index.extend(text)
+        self._index = TextIndex(MOST_OWN, ngram)
+        self._fresh = array("i", text.tobytes())
+        """Tokens that are not indexed yet."""
         self.latest = array("i", text[-MOST_MATCH:].tobytes())
         """The end of the text."""
         self.output = array("i", text[prompt_len:].tobytes())
         self.corpus = corpus
+
+    @property
+    def index(self) -> TextIndex:
+        if self._fresh:
+            self._index.extend(self._fresh)
+            del self._fresh[:]
+        return self._index
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._fresh.extend(tokens)
+        self.output.extend(tokens)
+        self.latest.extend(tokens)
+        if len(self.latest) > 2 * MOST_MATCH:
+            del self.latest[:-MOST_MATCH]
 
 
 class NgramProposer:
@@ -47,14 +62,8 @@ class NgramProposer:
 
     def took(self, slot: int, tokens: Sequence[int]) -> None:
         text = self._texts.get(slot)
-        if text is None:
-            return
-        for token in tokens:
-            text.index.append(token)
-            text.output.append(token)
-        text.latest.extend(tokens)
-        if len(text.latest) > 2 * MOST_MATCH:
-            del text.latest[:-MOST_MATCH]
+        if text is not None:
+            text.extend(tokens)
 
     def propose(self, slot: int, most: int) -> Draft | None:
         text = self._texts.get(slot)

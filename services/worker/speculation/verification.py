@@ -14,7 +14,11 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
 
+from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
+from penstock.protocol.wire.messages.steps import SampledLogprobs, StepResult
 from penstock.services.worker.slots import DraftRows, IntArray, PlannedStep
 
 
@@ -97,3 +101,44 @@ def accept_in_turn(step: PlannedStep, drafts: DraftRows, draw: Draw) -> Verified
     before = np.cumsum(counts) - counts
     rows = np.repeat(first - before, counts) + np.arange(int(counts.sum()))
     return Verified(np.array(list(chain(*brought)), np.int64), counts, rows, bad)
+
+
+def without(verified: Verified, rows: npt.NDArray[np.bool_]) -> Verified:
+    """What is left where some slots bring nothing. rows: [slots]."""
+    kept = np.repeat(~rows, verified.counts)
+    counts, bad = np.where(rows, 0, verified.counts), np.where(rows, 0, verified.bad)
+    return Verified(verified.tokens[kept], counts, verified.rows[kept], bad)
+
+
+def with_counts(result: StepResult, drafts: DraftRows, verified: Verified) -> StepResult:
+    """A result of the first rows of slots, with what the rows of their drafts bring."""
+    numbers = np.diff(first_rows(drafts), append=len(drafts.ahead)) - 1
+    not_finite, banned = (np.flatnonzero(verified.bad == why) for why in (NOT_FINITE, NOTHING_LEFT))
+    return replace(
+        result,
+        tokens=verified.tokens.astype("<i4").tobytes(),
+        bad_rows=not_finite.tolist(),
+        banned_rows=banned.tolist(),
+        counts=verified.counts.astype(np.uint8).tobytes(),
+        drafted=numbers.astype(np.uint8).tobytes(),
+    )
+
+
+def renumbered(result: StepResult, computed: int, full: IntArray) -> StepResult:
+    """A result with the rows that bring nothing between those that were drawn. computed: how many
+    these are; full: the rows of the others."""
+    every = np.arange(computed + len(full))
+    numbers = np.delete(every, full).tolist()
+    counts, drafted = np.zeros(len(every), np.uint8), np.zeros(len(every), np.uint8)
+    counts[numbers] = np.frombuffer(result.counts, np.uint8) if result.counts else 1
+    drafted[numbers] = np.frombuffer(result.drafted, np.uint8) if result.drafted else 0
+    return replace(
+        result,
+        bad_rows=[numbers[row] for row in result.bad_rows],
+        logprobs=[SampledLogprobs(numbers[one.row], one.token) for one in result.logprobs],
+        failures=[replace(one, row=numbers[one.row]) for one in result.failures],
+        banned_rows=[numbers[row] for row in result.banned_rows],
+        pooled=[replace(one, row=numbers[one.row]) for one in result.pooled],
+        counts=counts.tobytes(),
+        drafted=drafted.tobytes() if result.drafted else b"",
+    )

@@ -216,6 +216,16 @@ def test_the_record_of_a_launcher_that_is_gone_is_no_server(tmp_path: Path) -> N
     assert running_servers(chosen) == []
 
 
+def test_where_no_folder_can_hold_a_socket_there_is_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in", "/tmp")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    assert running_servers({}) == []
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
 def test_a_record_that_another_user_has_put_there_is_not_believed(tmp_path: Path) -> None:
     folder = tmp_path / "penstock-serve-x"

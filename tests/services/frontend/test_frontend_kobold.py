@@ -64,6 +64,23 @@ def test_a_whole_answer_has_its_text_and_why_it_ended() -> None:
     run(use, say("Hello", " world", end=LENGTH, prompt_tokens=5))
 
 
+def test_what_koboldai_lite_sends_with_each_request_is_taken() -> None:
+    """All fields of its page, with the values that they have before somebody changes one."""
+    sent: dict[str, Any] = {
+        "n": 1, "max_context_length": 64, "max_length": 16, "rep_pen": 1, "temperature": 1,
+        "top_p": 0.95, "top_k": 64, "top_a": 0, "typical": 1, "tfs": 1, "rep_pen_range": 360,
+        "rep_pen_slope": 0.7, "sampler_order": [6, 0, 1, 3, 4, 2, 5], "memory": "",
+        "trim_stop": True, "genkey": "KCPP4606", "min_p": 0, "dynatemp_range": 0,
+        "dynatemp_exponent": 1, "smoothing_factor": 0, "smoothing_curve": 1, "nsigma": 0,
+        "banned_tokens": [], "render_special": False, "logprobs": False,
+        "replace_instruct_placeholders": True, "presence_penalty": 0, "logit_bias": {},
+        "adaptive_target": -1, "adaptive_decay": 0.9, "use_default_badwordsids": False,
+        "bypass_eos": False, "quiet": True, "stop_sequence": ["\n### Instruction:"],
+    }  # fmt: skip
+    work = work_of(**sent)
+    assert (work.params.top_k, work.params.top_p) == (64, 0.95)
+
+
 def test_each_of_several_answers_has_its_own_tokens() -> None:
     async def script(_: Work, sink: Sink) -> None:
         sink.on_accepted(5)

@@ -10,6 +10,7 @@ from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import (
     KVCopied,
     KVCopies,
+    KVForget,
     TierDrop,
     TierGet,
     TierGot,
@@ -21,6 +22,7 @@ from penstock.protocol.wire.messages.kv_tier import (
     split,
 )
 from penstock.protocol.wire.messages.steps import StepPlan
+from penstock.services.scheduler.kv_tier import KeptBlocks
 from penstock.services.scheduler.limits import Limits
 
 SPACE = b"s" * 16
@@ -60,13 +62,18 @@ class Keeper:
 
 
 class KeptEngine(Engine):
-    """Copies are made in their turn, the keeper's answers come before the next plan."""
+    """Copies are made in their turn, the keeper's answers come before the next plan. Where copies
+    run beside steps (``piece_bytes``), loads are made as late as they are answered."""
 
-    def __init__(self, limits: Limits, keeper: Keeper, after: int = 2, **more: Any) -> None:
+    def __init__(
+        self, limits: Limits, keeper: Keeper, after: int = 2, piece_bytes: int = 0, **more: Any
+    ) -> None:
         super().__init__(limits, **more)
         self.keeper = keeper
-        self.tier = self.core.keep_blocks(SPACE, 64, after, "scheduler")
+        self.tier = self.core.keep_blocks(KeptBlocks(SPACE, 64, piece_bytes), after, "scheduler")
         self.copies: list[KVCopies] = []
+        self.under_way: dict[int, KVCopies] = {}
+        """Loads that run beside steps, by number."""
         self.answers_late: list[Message] = []
         self.silent = False
         """Neither keeper nor worker answers about blocks."""
@@ -92,6 +99,8 @@ class KeptEngine(Engine):
         self.tier.take(TierKeys(SPACE, joined(list(self.keeper.by_key))), self.now)
 
     def plan(self) -> StepPlan | None:
+        while self.under_way and not self.silent:
+            self.answers_late.append(self._made(self.under_way.popitem()[1]))
         while self.answers_late and not self.silent:
             self.tier.take(self.answers_late.pop(0), self.now)
             self.core.check()
@@ -100,25 +109,36 @@ class KeptEngine(Engine):
 
     def restart(self, limits: Limits | None = None) -> None:
         super().restart(limits)
+        self.under_way.clear()
         self.worker._before = self.keeper.before
 
     def _carry_out(self) -> None:
         for copies in self.tier.to_worker:
+            if isinstance(copies, KVForget):
+                self.under_way.pop(copies.number, None)
+                continue
             self.copies.append(copies)
-            if not self.worker_silent:
-                self.answers_late.append(self._copied(copies))
+            if not self.worker_silent and (answer := self._copied(copies)) is not None:
+                self.answers_late.append(answer)
         self.tier.to_worker.clear()
         for message in self.tier.to_keeper:
             if (answer := self.keeper.answer(message)) is not None:
                 self.answers_late.append(answer)
         self.tier.to_keeper.clear()
 
-    def _copied(self, copies: KVCopies) -> KVCopied:
-        memory, done = self.worker._memory, 0
+    def _copied(self, copies: KVCopies) -> KVCopied | None:
+        """``None``: it is under way."""
         if self.keeper_gone:
             return KVCopied(copies.epoch, copies.number, 0, 0.0, failure="FileNotFoundError")
         if copies.epoch != self.worker.epoch or copies.after != self.worker._expected - 1:
             return KVCopied(copies.epoch, copies.number, 0, 0.0)
+        if self.tier.piece_bytes and not copies.store:
+            self.under_way[copies.number] = copies
+            return None
+        return self._made(copies)
+
+    def _made(self, copies: KVCopies) -> KVCopied:
+        memory, done = self.worker._memory, 0
         for block, slot, key in zip(copies.blocks, copies.slots, split(copies.keys), strict=True):
             if copies.store:
                 assert None not in memory[block], "a block is stored before it is computed"

@@ -36,7 +36,7 @@ class Talk:
             participant=SimpleNamespace(of=lambda name: [peer] * keepers),
             config=SimpleNamespace(cache=SimpleNamespace(kv_tier_store_after=1)),
         )
-        engine: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64)
+        engine: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64, kv_piece_bytes=0)
         group: Any = None
         self.keeping = Keeping(service, Engine(small()).core, engine, group, 0.0)
 
@@ -80,10 +80,10 @@ def test_a_worker_with_other_weights_finds_nothing_of_the_one_before() -> None:
     tier = talk.keeping.tier
     talk.keeping.handle(KEEPER, TierKeys(SPACE, b"k" * 16), 0.1)
     talk.keeping.handle(KEEPER, TierOpened(SPACE, "pool", 8, [1]), 0.1)
-    same: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64)
+    same: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64, kv_piece_bytes=0)
     talk.keeping.attached(same, 1.0)
     assert tier._known
-    other: Any = SimpleNamespace(kv_space=b"t" * 16, kv_slot_bytes=128)
+    other: Any = SimpleNamespace(kv_space=b"t" * 16, kv_slot_bytes=128, kv_piece_bytes=0)
     talk.keeping.attached(other, 2.0)
     assert (tier._known, tier.is_open) == (set(), False)
     asked = talk.said[-1]

@@ -247,7 +247,7 @@ def test_tokens_are_right_whatever_happens(seed: int) -> None:
     chance = random.Random(seed)
     keeper = Keeper()
     limits = small(num_blocks=20, max_model_len=56)
-    engine = KeptEngine(limits, keeper, after=chance.choice((1, 2)))
+    engine = KeptEngine(limits, keeper, chance.choice((1, 2)), piece_bytes=seed % 2 << 20)
     for request in range(1, 60):
         engine.tier._piece = chance.choice((1, 3, 1000))
         start = 13 * chance.randrange(4)
@@ -278,6 +278,27 @@ def test_tokens_are_right_whatever_happens(seed: int) -> None:
     engine.run()
     assert not engine.core.stats().blocks_used
     assert len(engine.tier._loads) == 0
+
+
+def test_a_load_beside_steps_that_nobody_waits_for_writes_into_no_block_of_others() -> None:
+    keeper = Keeper()
+    ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
+    engine = KeptEngine(LIMITS, keeper, piece_bytes=1 << 20)
+    engine.submit(1, prompt(40), 2)
+    for _ in range(2):  # the keeper answers, then the worker is told
+        assert engine.plan() is None
+    engine.silent = True
+    load = next(iter(engine.tier._loads.all()))
+    assert load.asked == 9, "all at once"
+    engine.cancel(1)
+    engine.tier.tick(engine.now)
+    engine.submit(2, prompt(40, 50), 2)
+    while engine.plan() is not None:
+        pass
+    assert not engine.under_way
+    engine.silent = False
+    engine.run()
+    assert engine.end(2)
 
 
 def test_few_blocks_are_copied_ahead_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:

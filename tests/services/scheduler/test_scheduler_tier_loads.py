@@ -114,7 +114,7 @@ def test_small_loads_say_little_about_what_large_ones_take() -> None:
     engine = KeptEngine(LIMITS, kept_by_another(40))
     tier, copied = engine.tier, engine._copied
 
-    def slowly(copies: KVCopies) -> KVCopied:
+    def slowly(copies: KVCopies) -> KVCopied | None:
         engine.now += 0.1
         return copied(copies)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.services.worker.drafting_executor import DraftingExecutor
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
 from penstock.services.worker.speculation.step_costs import Candidate, DraftBudget
@@ -48,14 +50,27 @@ class OracleProposer:
 
 
 class AllDrafts(DraftBudget):
-    """Each draft whole, whatever it costs."""
+    """Each draft whole while a step has room, whatever it costs."""
 
-    def choose(self, rows: int, candidates: Sequence[Candidate]) -> list[int]:
-        return [len(one.draft.tokens) for one in candidates]
+    def choose(
+        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
+    ) -> list[int]:
+        room, chosen = self._most_rows - rows, []
+        for one in candidates:
+            chosen.append(max(0, min(room, len(one.draft.tokens))))
+            room -= chosen[-1]
+        return chosen
+
+    def may_look(self, rows: int) -> bool:
+        return True
+
+
+Executor = TypeVar("Executor", DraftingExecutor, DraftingGpuExecutor)
 
 
 def speculating(
-    executor: DraftingExecutor, texts: Sequence[tuple[list[int], list[int]]], wrong: float = 0.3
-) -> DraftingExecutor:
-    executor.speculate(Drafting(OracleProposer(texts, wrong), 5, AllDrafts(64)))
+    executor: Executor, texts: Sequence[tuple[list[int], list[int]]], wrong: float = 0.3
+) -> Executor:
+    rows = executor.capacity.max_num_seqs if isinstance(executor, DraftingGpuExecutor) else 64
+    executor.speculate(Drafting(OracleProposer(texts, wrong), 5, AllDrafts(rows)))
     return executor

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
@@ -84,9 +85,11 @@ def ranks_of(
     dtype: torch.dtype = torch.float32,
     online: str = "none",
     prepare: Callable[[RankDecoder], object] = lambda model: None,
+    kind: KVCacheKind = "auto",
 ) -> Iterator[Ranks]:
     """A model that is divided so. sizes: its groups of layers are filled in; online: as
-    ``--quantization`` says; prepare: is given each rank's model before its executor is made."""
+    ``--quantization`` says; prepare: is given each rank's model before its executor is made;
+    kind: of KV memory."""
     info = read_model_info(folder)
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(tensor * pipeline)]
@@ -96,7 +99,7 @@ def ranks_of(
             model = load_model(info, dtype, CPU, lambda note: None, online=online, ranks=ranks)
             assert isinstance(model, RankDecoder)
             prepare(model)
-            executor = LoadedModel(model, "a test").executor(sizes)
+            executor = LoadedModel(model, "a test", kind=kind).executor(sizes)
             assert isinstance(executor, RankExecutor)
             executor.grammars.serve(tokenizer_loader(info))
             executors.append(executor)

@@ -67,13 +67,18 @@ def test_what_was_rejected_lately_is_less_likely_than_before_and_recovers() -> N
 
 
 def drafting_of(
-    source: str, tokens: int = 10, device: str = "cpu", budget: int = 2048, generates: bool = True
+    source: str,
+    tokens: int = 10,
+    device: str = "cpu",
+    budget: int = 2048,
+    generates: bool = True,
+    seqs: int = 128,
 ) -> Drafting | None:
     config = Config(
         speculation=SpeculationConfig(speculative=source, speculative_tokens=tokens),  # type: ignore[arg-type]
         device=DeviceConfig(device=device),  # type: ignore[arg-type]
     )
-    sizes = EngineSizes(200, 8, 128, budget, 256, 1_000)
+    sizes = EngineSizes(200, 8, seqs, budget, 256, 1_000)
     return make_drafting(config, sizes, generates=generates)
 
 
@@ -89,3 +94,35 @@ def test_drafts_are_as_long_as_a_full_batch_leaves_room_for() -> None:
             assert drafting is not None and drafting.most == most
     with pytest.raises(ConfigError, match=r"--speculative suffix.*--max-num-batched-tokens.*lower"):
         drafting_of("suffix", budget=255)
+
+
+def test_a_gpu_has_logits_of_as_many_rows_as_it_has_sequences() -> None:
+    for seqs, most in ((128, 10), (5, 4)):
+        drafting = drafting_of("suffix", device="cuda", seqs=seqs)
+        assert drafting is not None and drafting.most == most
+        rows = [Candidate(0, Draft([1] * 10, OWN, 8), 0.99)] * seqs
+        for one in (drafting.budget.costs, drafting.budget.drafted_costs):
+            one.observe(1, 1e-3)
+        assert sum(drafting.budget.choose(1, rows)) <= seqs - 1
+    with pytest.raises(ConfigError, match=r"--speculative suffix.*--max-num-seqs 1 .*or more"):
+        drafting_of("suffix", device="cuda", seqs=1)
+
+
+def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them() -> None:
+    budget = DraftBudget(64, apart=True)
+    budget.costs.observe(1, 1.0)
+    budget.drafted_costs.observe(1, 1.5)
+    for share, known, unknown in ((0.9, True, True), (0.6, True, False), (0.2, False, False)):
+        rows = [Candidate(0, DRAFT, share)]
+        assert any(budget.choose(1, rows)) == known
+        assert any(budget.choose(1, rows, under_way=1)) == unknown
+    budget.lead_seconds = 10.0
+    assert not any(budget.choose(1, [Candidate(0, DRAFT, 0.9)]))
+
+
+def test_drafts_are_looked_for_where_that_takes_little_of_a_step() -> None:
+    budget = DraftBudget(64, apart=True)
+    assert not budget.may_look(1), "no step was measured"
+    for rows in (1, 128):
+        budget.costs.observe(rows, 1e-3)
+    assert budget.may_look(8) and not budget.may_look(128)

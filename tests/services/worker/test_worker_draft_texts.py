@@ -131,6 +131,7 @@ def test_a_step_costs_the_same_whatever_and_however_long_the_text(name: str) -> 
         proposer.took(0, text)
         proposer.forget(0)
         begun(proposer, text[:length])
+        proposer.propose(0, 8)  # what it began with is indexed
         for token in text[length:]:
             proposer.took(0, [token])
             most = max(most, instructions(lambda: proposer.propose(0, 8)))  # noqa: B023

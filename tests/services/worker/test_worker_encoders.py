@@ -285,6 +285,12 @@ def test_an_encoder_refuses_another_s_code_by_name(tmp_path: Path) -> None:
         executor_of(folder, model_impl="transformers")
 
 
+def test_an_encoder_has_no_kv_memory_to_quantize(tmp_path: Path) -> None:
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8: BertModel is an encoder"):
+        executor_of(folder, CacheConfig(kv_cache_dtype="int8"))
+
+
 def test_an_encoder_in_bfloat16_is_close(tmp_path: Path) -> None:
     model = make_encoder("ModernBert")
     executor = executor_of(write_encoder(model, tmp_path), dtype="bfloat16")

@@ -34,6 +34,7 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
 from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
+from penstock.services.worker.memory import TIER_STAGING_BYTES
 from penstock.services.worker.memory_account import GIB, TOLERANCE, MemoryAccount, MemoryPart, table
 from penstock.services.worker.memory_plan import cuda_account, with_kv
 from penstock.services.worker.model_memory import ModelMemory, in_use
@@ -325,6 +326,12 @@ def test_what_others_hold_is_not_counted_as_the_models() -> None:
     full = cuda_account(Config(), "x", 80 * GIB, weights, 75 * GIB, 1000)
     with pytest.raises(ConfigError, match=r"and 0 bytes of 80.0 GiB .*; 75.0 GiB are the driver"):
         with_kv(full, Config(), INFO, [])
+
+
+def test_room_for_copies_of_kept_blocks_is_counted() -> None:
+    plain, _ = account_of(1 << 30)
+    keeping, _ = account_of(1 << 30, kv_tier_memory_bytes=1 << 30)
+    assert plain.left - keeping.left == keeping.bytes_of("copies") == TIER_STAGING_BYTES
 
 
 def test_memory_that_is_in_use_and_was_not_counted_is_told() -> None:

@@ -1,0 +1,325 @@
+"""Copies of KV blocks between a device's memory and the keeper's, beside the steps.
+
+    store   blocks ──► device staging ──► host staging ──► header and checksum ──► the keeper's slot
+            on the steps' stream, in   │  a stream of its   a thread
+            their order                │  own
+    load    the keeper's slot ──► host staging ──► checked ──► blocks
+            a thread                               a stream of its own, behind the steps launched
+
+The thread of the steps only puts copies on streams, and looks whether something is over. A store
+has left KV memory, in the order of the steps, before the next one may write there. Blocks that are
+loaded are nobody's until the scheduler hears that they are there; if it does not want them any more
+(``forget``), what is on the stream already is over before the steps that are launched next.
+
+Staging is the worker's own memory: what is checked there is what is loaded, whoever writes into the
+keeper's slots meanwhile. The keeper's memory is not registered with the driver: that would take all
+of it at once, and the driver's locks while steps are launched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
+from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, KVForget, split
+from penstock.services.worker.kv_copies import KeeperMemory, check_numbers
+from penstock.services.worker.memory import TIER_STAGING_BYTES
+
+MOST_THREADS = 8
+"""Each copies and checks some 2 GB/s."""
+GROUP_BYTES = 4 << 20
+"""Copied by one thread at a time, or one block where it is larger."""
+
+
+class _Staging(NamedTuple):
+    """Room for a group of blocks."""
+
+    device: Tensor | None
+    """[blocks, slot bytes] uint8 of the device; of stores alone."""
+    host: Tensor
+    """[blocks, slot bytes] uint8, pinned where there is a device."""
+    rows: list[memoryview]
+    """The same, block by block."""
+    contents: list[Tensor]
+    """The same without headers."""
+
+
+class _Transfer:
+    """What one message asks for."""
+
+    def __init__(self, message: KVCopies, places: list[memoryview], groups: int) -> None:
+        """places: the keeper's slots."""
+        self.message, self.places, self.keys = message, places, split(message.keys)
+        self.began = time.perf_counter()
+        self.lock = threading.Lock()
+        self.left = groups
+        """Groups that are not over."""
+        self.done = len(message.blocks)
+        """The first blocks that are copied, as far as is known."""
+        self.corrupted = self.forgotten = False
+        self.failure = ""
+
+    def stopped_at(self, block: int, *, corrupted: bool = False, failure: str = "") -> None:
+        """The block at this place cannot be copied."""
+        with self.lock:
+            if block < self.done:
+                self.done, self.corrupted, self.failure = block, corrupted, failure
+
+    def over(self) -> bool:
+        """A group is over. Returns whether it was the last one."""
+        with self.lock:
+            self.left -= 1
+            return not self.left
+
+    def answer(self) -> KVCopied:
+        seconds, message = time.perf_counter() - self.began, self.message
+        outcome = self.corrupted, self.failure
+        return KVCopied(message.epoch, message.number, self.done, seconds, *outcome)
+
+
+class _Mark:
+    """A place on a stream; on the CPU, where all is done at once, nothing."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self._event = torch.cuda.Event(blocking=True) if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def set(self) -> None:
+        """Here, on the present stream."""
+        if self._event is not None:
+            self._event.record()
+
+    def precede(self) -> None:
+        """Let what follows on the present stream begin behind it."""
+        if self._event is not None:
+            self._event.wait()
+
+    def wait(self) -> None:
+        """Until it is passed."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class _Group(NamedTuple):
+    """Blocks that one thread copies at a time."""
+
+    transfer: _Transfer
+    start: int
+    """Of the message's blocks."""
+    mark: _Mark
+    """What lies before it on a stream."""
+    staging: _Staging | None = None
+    """Where a store has its blocks; ``None``: a load, in the thread's own."""
+
+
+class BlockTransfers:
+    """See the module. All but what threads do is called from the thread of the steps."""
+
+    def __init__(self, blocks: Tensor, space: bytes, threads: int | None = None) -> None:
+        """blocks: [num_blocks, …], each of them contiguous. Takes all staging memory."""
+        self._blocks = blocks.flatten(1).view(torch.uint8)
+        self._block_bytes = self._blocks.shape[1]
+        self.space, self.slot_bytes = space, slot_bytes(self._block_bytes)
+        self._device = blocks.device
+        self._on_gpu = blocks.device.type == "cuda"
+        self._memory = KeeperMemory(self.slot_bytes)
+        cores = len(os.sched_getaffinity(0))
+        self._threads = threads or max(1, min(MOST_THREADS, cores // 2))
+        self._rows = max(1, GROUP_BYTES // self.slot_bytes)
+        """Blocks of a group."""
+        groups = max(2, TIER_STAGING_BYTES // (self._rows * self.slot_bytes))
+        self._stores = deque(self._staging(stores=True) for _ in range(groups))
+        self.piece_bytes = groups // 2 * self._rows * self.slot_bytes
+        self._down, self._up = self._stream(), self._stream()
+        self._tasks: SimpleQueue[_Group] = SimpleQueue()
+        self._done: deque[tuple[_Transfer, _Staging | None, bool]] = deque()
+        """Groups that are over: of what, the staging that comes back, whether it was the last."""
+        self._under_way: dict[int, _Transfer] = {}
+        for _ in range(self._threads):
+            own = self._staging(stores=False)
+            threading.Thread(target=self._run, args=(own,), name="kv blocks", daemon=True).start()
+
+    def _staging(self, *, stores: bool) -> _Staging:
+        shape = self._rows, self.slot_bytes
+        device = torch.zeros(shape, dtype=torch.uint8, device=self._device) if stores else None
+        host = torch.zeros(shape, dtype=torch.uint8, pin_memory=self._on_gpu)
+        rows = [memoryview(row) for row in host.numpy()]
+        contents = [row[HEADER_BYTES : HEADER_BYTES + self._block_bytes] for row in host]
+        return _Staging(device, host, rows, contents)
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.Stream(self._device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def _on(self, stream: torch.cuda.Stream | None, after: _Mark | None) -> Iterator[_Mark]:
+        """Put work on a stream behind a mark of another one; what is given marks its end."""
+        mark = _Mark(self._on_gpu)
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            if after is not None:
+                after.precede()
+            yield mark
+            mark.set()
+
+    # --- the thread of the steps
+
+    @property
+    def active(self) -> bool:
+        return bool(self._under_way or self._done)
+
+    def answer(
+        self, message: KVCopies | KVForget, epoch: int, launched: int, expected: int
+    ) -> KVCopied | None:
+        """See ``Copies``; begins what is asked for."""
+        if isinstance(message, KVForget):
+            if message.epoch == epoch:
+                self.forget(message.number)
+            return None
+        in_turn = message.epoch == epoch and message.after == launched
+        refused = KVCopied(message.epoch, message.number, 0, 0.0)
+        if not in_turn or expected != (launched + 1 if launched else 0) or not message.blocks:
+            return refused
+        try:
+            slots = self._memory.slots(message.pool, message.slots)
+            check_numbers("block", message.blocks, len(self._blocks))
+        except (OSError, ValueError) as error:
+            failure = f"{type(error).__name__}: {error}"
+            return KVCopied(message.epoch, message.number, 0, 0.0, failure=failure)
+        begin = self._store if message.store else self._load
+        if not begin(message, slots):
+            return refused
+        return None
+
+    def _store(self, message: KVCopies, slots: list[memoryview]) -> bool:
+        """As many as there is staging for. Returns whether there is any."""
+        starts = range(0, len(slots), self._rows)[: len(self._stores)]
+        if not starts:
+            return False
+        transfer = self._begin(message, slots, len(starts))
+        transfer.done = min(len(slots), len(starts) * self._rows)
+        for start in starts:
+            staging = self._stores.popleft()
+            fetched = self._fetch(message.blocks[start : start + self._rows], staging)
+            self._tasks.put(_Group(transfer, start, fetched, staging))
+        return True
+
+    def _fetch(self, blocks: list[int], staging: _Staging) -> _Mark:
+        if staging.device is None:
+            raise ValueError("this staging is for loads alone")
+        with self._on(None, None) as gathered:
+            for row, block in zip(staging.device, blocks, strict=False):
+                row[HEADER_BYTES : HEADER_BYTES + self._block_bytes].copy_(
+                    self._blocks[block], non_blocking=True
+                )
+        count = len(blocks)
+        with self._on(self._down, gathered) as fetched:
+            staging.host[:count].copy_(staging.device[:count], non_blocking=True)
+        return fetched
+
+    def _load(self, message: KVCopies, slots: list[memoryview]) -> bool:
+        starts = range(0, len(slots), self._rows)
+        transfer = self._begin(message, slots, len(starts))
+        with self._on(None, None) as launched:
+            pass
+        for start in starts[: self._threads]:  # each brings the one behind it, see ``_run``
+            self._tasks.put(_Group(transfer, start, launched))
+        return True
+
+    def _begin(self, message: KVCopies, slots: list[memoryview], groups: int) -> _Transfer:
+        transfer = self._under_way[message.number] = _Transfer(message, slots, groups)
+        return transfer
+
+    def finished(self) -> list[KVCopied]:
+        """Answers to what is over."""
+        answers = []
+        while self._done:
+            transfer, staging, last = self._done.popleft()
+            if staging is not None:
+                self._stores.append(staging)
+            if last and self._under_way.get(transfer.message.number) is transfer:
+                del self._under_way[transfer.message.number]
+                answers.append(transfer.answer())
+        return answers
+
+    def forget(self, number: int) -> None:
+        """Let a load write nothing behind the steps that are launched from now on; it is not
+        answered."""
+        transfer = self._under_way.pop(number, None)
+        if transfer is None or transfer.message.store:
+            return
+        with transfer.lock:
+            transfer.forgotten = True
+        if self._up is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._up)
+
+    def drop(self) -> None:
+        """KV memory is about to be empty."""
+        for number in list(self._under_way):
+            self.forget(number)
+
+    # --- other threads
+
+    def _run(self, own: _Staging) -> None:
+        while True:
+            group = self._tasks.get()
+            if group.staging is not None:
+                self._put_away(group, group.staging)
+                continue
+            self._bring(group, own)
+            following = group.start + self._threads * self._rows
+            if following < len(group.transfer.places):  # behind what others want meanwhile
+                self._tasks.put(group._replace(start=following))
+
+    def _put_away(self, group: _Group, staging: _Staging) -> None:
+        """From host staging into the keeper's slots."""
+        transfer, at = group.transfer, group.start
+        places = transfer.places[at : at + self._rows]
+        try:
+            group.mark.wait()
+            for row, place in zip(staging.rows, places, strict=False):
+                seal(row, self.space, transfer.keys[at], self._block_bytes)
+                np.copyto(np.asarray(place), np.asarray(row))
+                at += 1
+        except Exception as error:  # a thread that ends would leave all that waits without answer
+            transfer.stopped_at(at, failure=f"{type(error).__name__}: {error}")
+        self._done.append((transfer, staging, transfer.over()))
+
+    def _bring(self, group: _Group, own: _Staging) -> None:
+        """From the keeper's slots into blocks, up to one that is not what was stored."""
+        transfer, at = group.transfer, group.start
+        places = transfer.places[at : at + self._rows]
+        try:
+            for row, place in zip(own.rows, places, strict=False):
+                if transfer.forgotten or at >= transfer.done:
+                    break
+                np.copyto(np.asarray(row), np.asarray(place))
+                if not holds(row, self.space, transfer.keys[at]):
+                    transfer.stopped_at(at, corrupted=True)
+                    break
+                at += 1
+            if (brought := self._raise(group, at, own)) is not None:
+                brought.wait()
+        except Exception as error:
+            transfer.stopped_at(group.start, failure=f"{type(error).__name__}: {error}")
+        self._done.append((transfer, None, transfer.over()))
+
+    def _raise(self, group: _Group, end: int, own: _Staging) -> _Mark | None:
+        """From host staging into blocks, unless nobody wants them any more."""
+        transfer = group.transfer
+        blocks = transfer.message.blocks[group.start : end]
+        with transfer.lock:
+            if transfer.forgotten or not blocks:
+                return None
+            with self._on(self._up, group.mark) as brought:
+                for content, block in zip(own.contents, blocks, strict=False):
+                    self._blocks[block].copy_(content, non_blocking=True)
+        return brought

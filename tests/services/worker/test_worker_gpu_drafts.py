@@ -1,0 +1,211 @@
+"""Text of the executor for GPUs is the same with drafts and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+from asked_slots import asking, biased
+from oracle_drafts import AllDrafts, OracleProposer, speculating
+from plan_driver import GREEDY, PlanDriver
+from test_worker_gpu_executor import gpu_executor
+from tiny_models import some_prompts
+
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.draft_rows import lay_out
+from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+from penstock.services.worker.gpu.in_flight import InFlight
+from penstock.services.worker.planned_step import DraftRows, PlannedStep
+from penstock.services.worker.speculation.drafting import Drafting
+from penstock.services.worker.speculation.proposer import OWN, Draft
+
+pytestmark = pytest.mark.usefixtures("few_programs")
+ON_GPU = torch.cuda.is_available()
+SLOW_WITHOUT_GPU = pytest.mark.gpu if ON_GPU else pytest.mark.slow
+Folder = Callable[[str], Path]
+SAMPLINGS = [
+    GREEDY,
+    SlotSampling(1.0, 0, 1.0, 5),
+    SlotSampling(0.8, 7, 0.9, 6),
+    SlotSampling(1.3, 0, 0.7, 7, min_p=0.05),
+    SlotSampling(0.9, 9, 1.0, 8, logprobs=2),
+    asking(0.9, frequency=0.7, **biased(t7=2.0)),
+]
+
+
+def with_and_without(
+    folder: Path, samplings: list[SlotSampling], lengths: list[int], tokens: int, wrong: float = 0.3
+) -> PlanDriver:
+    """Compares the outputs of prompts, and their logprobs; returns the driver with drafts."""
+    prompts = some_prompts(lengths)
+    executor = gpu_executor(folder)
+    plain = PlanDriver(executor, 1)
+    expected = plain.run(prompts, tokens, samplings=samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)), wrong)
+    driver = PlanDriver(executor, 2)
+    got = driver.run(prompts, tokens, samplings=samplings, preemptions=1)
+    assert got == expected
+    assert driver.logprobs.keys() == plain.logprobs.keys()
+    assert max(driver.row_counts) > 1
+    return driver
+
+
+@SLOW_WITHOUT_GPU
+def test_drafts_change_no_draw(tiny_folder: Folder) -> None:
+    """Rows that ask for more than limits have no drafts, beside others that do."""
+    lengths = [1, 33, 5, 12, 7, 9]
+    with_and_without(tiny_folder("qwen3"), SAMPLINGS, lengths, 24 if ON_GPU else 6)
+
+
+@SLOW_WITHOUT_GPU
+@pytest.mark.parametrize("variant", ["gemma2", "llama3-wide", "mistral", "phi3"])
+def test_drafts_change_no_greedy_token(variant: str, tiny_folder: Folder) -> None:
+    with_and_without(tiny_folder(variant), [GREEDY] * 2, [1, 60], 16 if ON_GPU else 6)
+
+
+@SLOW_WITHOUT_GPU
+def test_rejected_drafts_are_counted_by_their_place(tiny_folder: Folder) -> None:
+    prompts, tokens = some_prompts([20]), 9
+    executor = gpu_executor(tiny_folder("qwen3"))
+    expected = PlanDriver(executor, 1).run(prompts, tokens)
+    for wrong in (0.0, 1.0):
+        executor.reset()
+        drafting = Drafting(OracleProposer([(prompts[0], expected[0])], wrong), 3, AllDrafts(8))
+        executor.speculate(drafting)
+        assert PlanDriver(executor, 2).run(prompts, tokens) == expected
+        drafted, taken = drafting.counts.drafted["own"], drafting.counts.accepted["own"]
+        assert drafted[0] >= drafted[1] > 0
+        assert taken == ([0, 0, 0] if wrong else drafted)
+
+
+class PoisonedProposer(OracleProposer):
+    """Puts one token that makes numbers infinite into each draft."""
+
+    poison = 0
+
+    def propose(self, slot: int, most: int) -> Draft | None:
+        draft = super().propose(slot, most)
+        if draft is None:
+            return None
+        return Draft([*draft.tokens[:2], self.poison, *draft.tokens[2:]][:most], OWN, 3)
+
+
+@SLOW_WITHOUT_GPU
+def test_a_rejected_draft_that_is_not_finite_harms_no_row(tiny_folder: Folder) -> None:
+    prompts, tokens = some_prompts([20, 9]), 16 if ON_GPU else 6
+    samplings = [GREEDY, SlotSampling(1.0, 0, 1.0, 5)]
+    executor = gpu_executor(tiny_folder("llama3-wide"))
+    expected = PlanDriver(executor, 1).run(prompts, tokens, samplings=samplings)
+    met = {token for text in prompts + expected for token in text}
+    proposer = PoisonedProposer(list(zip(prompts, expected, strict=True)), 0.0)
+    proposer.poison = next(token for token in range(300) if token not in met)
+    assert isinstance(executor.decoder, GpuDecoder)
+    executor.decoder.weights.embedding[proposer.poison] = np.nan
+    executor.reset()
+    executor.speculate(Drafting(proposer, 5, AllDrafts(8)))
+    driver = PlanDriver(executor, 2)
+    assert driver.run(prompts, tokens, samplings=samplings, preemptions=1) == expected
+    assert not driver.bad
+
+
+def launch_prompts(executor: DraftingGpuExecutor, prompts: list[list[int]], tokens: int) -> None:
+    """Launch the first step, with blocks for all tokens."""
+    size = executor.capacity.block_size
+    blocks = -(-(max(map(len, prompts)) + tokens + 8) // size)
+    added = [
+        NewSlot(
+            slot, np.array(prompt, "<i4").tobytes(), len(prompt), 0,
+            list(range(slot * blocks, (slot + 1) * blocks)), SAMPLINGS[slot].packed(),
+            most=len(prompt) + tokens, corpus=b"corpus",
+        )
+        for slot, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    chunks = [Chunk(slot, 0, len(prompt), True, []) for slot, prompt in enumerate(prompts)]
+    executor.launch(StepPlan(1, 1, True, [], added, [], chunks))
+
+
+def launched_ahead(
+    executor: DraftingGpuExecutor, prompts: list[list[int]], tokens: int
+) -> list[list[int]]:
+    """The outputs of steps of which each is launched before the one before it is collected."""
+    outputs: list[list[int]] = [[] for _ in prompts]
+    launch_prompts(executor, prompts, tokens)
+    step = 1
+    while any(len(output) < tokens for output in outputs):
+        step += 1
+        executor.launch(StepPlan(1, step, False, [], [], [], []))
+        result = executor.finished(wait=True)
+        assert result is not None and result.step == step - 1
+        drawn = np.frombuffer(result.tokens, "<i4").tolist()
+        for output, count in zip(outputs, result.counts or [1] * len(prompts), strict=True):
+            output += [drawn.pop(0) for _ in range(count)]
+        assert not drawn
+    assert executor.finished(wait=True) is not None
+    return outputs
+
+
+def test_steps_that_are_launched_ahead_bring_the_same_text(tiny_folder: Folder) -> None:
+    prompts, tokens = some_prompts([3, 9]), 24 if ON_GPU else 5
+    executor = gpu_executor(tiny_folder("qwen3"))
+    expected = [one[:tokens] for one in launched_ahead(executor, prompts, tokens)]
+    executor.reset()
+    drafting = speculating(executor, list(zip(prompts, expected, strict=True))).drafting
+    launch_prompts(executor, prompts, tokens)
+    executor.launch(StepPlan(1, 2, False, [], [], [], []))
+    assert drafting is not None and executor._flight[-1].drafts is not None
+    executor.reset()  # the scheduler has died: nobody hears of the step
+    assert launched_ahead(executor, prompts, tokens) == expected
+    assert sum(drafting.counts.accepted["own"]) > 0
+
+
+def test_slots_without_drafts_are_decode_rows_beside_chunks() -> None:
+    slots = np.array([1, 4, 6])
+    drafts = DraftRows(
+        np.array([11, 40, 41, 42, 60, 61]),
+        np.array([7, 20, 21, 22, 9, 10]),
+        np.array([0, 0, 1, 2, 0, 1]),
+    )
+    laid = lay_out(PlannedStep(slots, [], slots), drafts)
+    assert laid.step.decoding.tolist() == [1] and laid.num_rows == 6
+    assert [(c.slot, c.start, c.tokens.tolist()) for c in laid.step.chunks] == [
+        (4, 20, [40, 41, 42]), (6, 9, [60, 61]),
+    ]  # fmt: skip
+    assert laid.sample_rows.tolist() == [0, 1, 4, 2, 3, 5]
+    assert laid.slots.tolist() == [4, 4, 6] and laid.ahead.tolist() == [1, 2, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_launching_drafts_compiles_nothing_and_waits_for_nothing(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = some_prompts([1, 33, 5, 12])
+    executor = gpu_executor(tiny_folder("qwen3"))
+    executor.warm_up()
+    samplings = SAMPLINGS[:4]
+    expected = PlanDriver(executor, 1).run(prompts, 24, samplings=samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)))
+    compiled: list[object] = []
+    launch, launches = executor._launch_drafts, []
+
+    def watched(*arguments: Any) -> InFlight:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            launches.append(launch(*arguments))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return launches[-1]
+
+    monkeypatch.setattr(executor, "_launch_drafts", watched)
+    hook = "jit_post_compile_hook"
+    monkeypatch.setattr(triton.knobs.runtime, hook, lambda **found: compiled.append(found))
+    assert PlanDriver(executor, 2).run(prompts, 24, samplings=samplings) == expected
+    assert launches and not compiled

@@ -32,6 +32,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Those that an engine has loaded for it: each is served as a model of its own, too."""
     parent: str = ""
     """Of an adapter: the model that it is added to."""
+    ends: list[int] = []
+    """Its end tokens."""
     sleep: str = ""
     """Of a model that sleeps: where it stands between being awake and being awake again."""
 

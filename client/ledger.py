@@ -27,6 +27,7 @@ from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import MAX_WORK_BYTES, Message
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.requests import (
+    ATTEMPT_BITS,
     Accepted,
     Cancel,
     Rejected,
@@ -265,7 +266,11 @@ class ClientLedger:
             first = offset
             offset += 4 * count
             request = self.open.get(request_id)
-            if request is None or request.submission != attempt >> 8 or request.tokenizer != sender:
+            if (
+                request is None
+                or request.submission != attempt >> ATTEMPT_BITS
+                or request.tokenizer != sender
+            ):
                 if request is not None and self._adopt(request, sender, attempt):
                     pass
                 else:

@@ -88,6 +88,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         capacity.labels,
         capacity.longest_task_prompt,
         capacity.adapters,
+        ends=capacity.ends,
     )
     if known is None:
         return more

@@ -77,6 +77,38 @@ def add_low_rank(
     return out
 
 
+class StackedLowRank(NamedTuple):
+    """What each of several adapters has for one linear layer, filled up with zeros to one rank."""
+
+    down: Tensor
+    """[adapters, parts * rank, inputs]: A of each part."""
+    up: Tensor
+    """[adapters, outputs, rank]: B, with the scale in it."""
+    parts: tuple[int, ...]
+    """Outputs of each part, three at most."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
+
+
+def add_stacked(out: Tensor, x: Tensor, layer: StackedLowRank, adapters: Sequence[int]) -> Tensor:
+    """The reference of ``penstock.kernels.gpu.low_rank``: ``out`` with the updates of its rows
+    added in place.
+
+    out: [N, outputs]; x: [N, inputs]; adapters: of each row, -1: none.
+    """
+    rank = layer.up.shape[2]
+    for row, adapter in enumerate(adapters):
+        if adapter < 0:
+            continue
+        small = layer.down[adapter].float() @ x[row].float()
+        ups = torch.split(layer.up[adapter].float(), list(layer.parts))
+        added = [up @ small[part * rank : (part + 1) * rank] for part, up in enumerate(ups)]
+        out[row] += torch.cat(added).to(out.dtype)
+    return out
+
+
 def _summed_at_once(parts: list[Tensor], summed: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Each of the parts, of any shapes, summed over the ranks in one exchange."""
     if len(parts) == 1:

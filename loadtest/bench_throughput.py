@@ -6,6 +6,7 @@ Exit codes: 0, 1 the library failed, 2 wrong flags, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from penstock.loadtest.offline_engine import (
 )
 from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
 from penstock.loadtest.options import integer, length_range, number
+from penstock.protocol.config.adapters import named_folders
 from penstock.protocol.grammar.request import from_structured_outputs
 
 
@@ -51,6 +53,10 @@ def main(arguments: Sequence[str]) -> int:
         "--json-schema", type=Path, metavar="FILE", help="every answer follows this JSON schema"
     )
     group.add_argument(
+        "--random-adapters", action="store_true",
+        help="every prompt has one of the adapters of --lora, drawn evenly",
+    )  # fmt: skip
+    group.add_argument(
         "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
     )
     parsed = parser.parse_args(arguments)
@@ -58,6 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     requests = draw_requests(
         parsed.num_prompts, parsed.input_len, parsed.output_len, engine.seed, parsed.prefix_len
     )
+    if parsed.random_adapters and not engine.config.loading.lora:
+        print("penstock: --random-adapters draws among those of --lora; give some", file=sys.stderr)
+        return WRONG_SETTINGS
     longest = zip(requests.prompts, requests.output_lens, strict=True)
     try:
         check_length(engine, max(len(prompt) + out for prompt, out in longest))
@@ -88,6 +97,7 @@ def _measure(
         )
         for length in requests.output_lens
     ]
+    adapters = _adapters(engine, len(params)) if parsed.random_adapters else ""
     most = {} if parsed.max_concurrency is None else {"max_concurrency": parsed.max_concurrency}
     inputs = sum(map(len, requests.prompts))
     began = time.perf_counter()
@@ -99,7 +109,7 @@ def _measure(
             prompts = moved(requests.prompts, run, engine.info.vocab_size)
             began = time.perf_counter()
             shown = False if parsed.quiet else None
-            answers = llm.generate(prompts, params, progress=shown, **most)
+            answers = llm.generate(prompts, params, progress=shown, adapter=adapters, **most)
             times.append(time.perf_counter() - began)
             outputs = sum(len(choice.token_ids) for one in answers for choice in one.outputs)
     elapsed = sorted(times)[len(times) // 2]
@@ -115,6 +125,13 @@ def _measure(
         "output_tokens_per_second": outputs / elapsed,
         "start_seconds": start,
     }
+
+
+def _adapters(engine: Engine, count: int) -> list[str]:
+    """The name of each prompt's adapter."""
+    names = [one.name for one in named_folders(engine.config)]
+    draw = random.Random(engine.seed)
+    return [draw.choice(names) for _ in range(count)]
 
 
 def _table(result: dict[str, Any]) -> str:

@@ -40,7 +40,10 @@ _RENAMED = {
 _TOOLS = "tools are for chats: use tools and tool_choice of /v1/chat/completions"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _LORA = "an adapter is a model of its own: name it in model"
-_NO_BEAMS = "beam search is a call of the library, LLM.beam_search; n draws several answers"
+_NO_BEAMS = (
+    "beam search is use_beam_search of /v1/completions and /v1/chat/completions, and "
+    "LLM.beam_search of the library"
+)
 _ALL_MATCHES = "leave it out: every repetition is found, however long and however often"
 _WHITESPACE = "use structured_outputs.disable_any_whitespace"
 _THINKING = "use chat_template_kwargs"

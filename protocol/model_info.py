@@ -210,6 +210,14 @@ def fingerprint(folder: str | Path) -> str:
     return digest.hexdigest() if found else ""
 
 
+def end_tokens(folder: str | Path) -> list[int]:
+    """Of its model; none where the folder does not say what it is."""
+    try:
+        return read_model_info(folder).eos_token_ids
+    except BadModelFolder:
+        return []
+
+
 def no_gguf(root: Path) -> None:
     """Raises ``BadModelFolder`` for a GGUF file as a model, and for a folder that has nothing
     else."""

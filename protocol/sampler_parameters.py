@@ -17,6 +17,12 @@ MAX_BREAKERS = 64
 MAX_BREAKER_LENGTH = 64
 MAX_NGRAM = 1024
 MAX_RANGE = 2**31 - 1
+MAX_BANNED_STRINGS = 1024
+MAX_BANNED_LENGTH = 256
+MAX_BANNED_CHARACTERS = 16384
+"""Of all banned strings together: what watches for them is built for each request."""
+MAX_REDRAWS = 128
+"""How often a choice goes back before it ends: each time, what came of the string is lost."""
 
 
 def _number(least: float, most: float, description: str) -> Meta:
@@ -99,6 +105,13 @@ DryBreakers = Annotated[
 NoRepeatNgram = Annotated[
     int, Meta(ge=0, le=MAX_NGRAM, description="No sequence of so many tokens comes twice; 0: may.")
 ]
+BannedStrings = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=MAX_BANNED_LENGTH)]],
+    Meta(
+        max_length=MAX_BANNED_STRINGS,
+        description="Where one of these comes up, in whatever case, it is drawn again otherwise.",
+    ),
+]
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 """Those of DRY's author."""
 
@@ -156,7 +169,18 @@ def sampler_conflict(params: SamplingParams) -> tuple[str, str] | None:
         return "dynatemp_min", (
             f"dynatemp_min is {low:g}; at most dynatemp_max, {high:g}, is allowed"
         )
-    return _order_conflict(params)
+    return _banned_conflict(params) or _order_conflict(params)
+
+
+def _banned_conflict(params: SamplingParams) -> tuple[str, str] | None:
+    if not (banned := params.banned_strings):
+        return None
+    if (characters := sum(map(len, banned))) > MAX_BANNED_CHARACTERS:
+        return "banned_strings", (
+            f"banned_strings have {characters} characters together; at most "
+            f"{MAX_BANNED_CHARACTERS} are allowed"
+        )
+    return None
 
 
 def _order_conflict(params: SamplingParams) -> tuple[str, str] | None:

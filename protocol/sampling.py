@@ -21,6 +21,7 @@ from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.sampler_parameters import (
     DEFAULT_BREAKERS,
+    BannedStrings,
     DryAllowedLength,
     DryBase,
     DryBreakers,
@@ -295,6 +296,7 @@ class SamplingParams(
         default_factory=lambda: list(DEFAULT_BREAKERS)
     )
     no_repeat_ngram_size: NoRepeatNgram = 0
+    banned_strings: BannedStrings = []
 
 
 DEFAULTS: dict[str, Any] = {

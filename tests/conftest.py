@@ -47,6 +47,7 @@ SHARING = {
         "conformance/test_json_schema_served.py",
     ],
     "a small model": [
+        "pipeline/test_pipeline_beams.py",
         "pipeline/test_pipeline_logprobs.py",
         "pipeline/test_pipeline_parameters.py",
         "pipeline/test_pipeline_samplers.py",

@@ -220,6 +220,7 @@ def conflict(
     allowed_token_ids: bool,
     bad_words: bool,
     no_repeat_ngram_size: bool = False,
+    banned_strings: bool = False,
 ) -> str | None:
     """Why a grammar cannot go together with the other parameters given; ``None``: it can.
 
@@ -229,6 +230,7 @@ def conflict(
         ("allowed_token_ids", allowed_token_ids),
         ("bad_words", bad_words),
         ("no_repeat_ngram_size", no_repeat_ngram_size),
+        ("banned_strings", banned_strings),
     ):
         if given:
             return (

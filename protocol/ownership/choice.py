@@ -8,6 +8,8 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.protocol.ownership.guard import Guard
+from penstock.protocol.wire.messages.requests import ChoiceState
 from penstock.protocol.wire.messages.tokens import (
     Content,
     End,
@@ -120,16 +122,25 @@ class Choice:
         "count",
         "detailed",
         "ended",
+        "guard",
         "named",
         "output",
+        "received",
         "released_text",
         "stream",
     )
 
-    def __init__(self, stream: Stream, detailed: bool = False, named: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        detailed: bool = False,
+        named: Collection[int] = (),
+        guard: Guard | None = None,
+    ) -> None:
         """detailed: its rows bring more than text. named: the client's ``stop_token_ids``; an end
-        names no other token."""
+        names no other token. guard: may hold its tokens back."""
         self.stream = stream
+        self.guard = guard
         self.named = named
         self.detailed = detailed
         self.output = bytearray()
@@ -137,15 +148,40 @@ class Choice:
         self._released = Released()
         """But for ``text``: ``released_text`` is newer."""
         self.count = 0
+        self.received = 0
+        """Tokens that have come from engines and stand: more than ``count`` while some are held
+        back."""
         self.ended = False
 
     def replay(self, tokens: memoryview, released: Released) -> Content:
         """Go on after a choice that another tokenizer began, from its int32 ids and what has gone
         out of it. Returns what lies after that; usually empty."""
         self.output += tokens.tobytes()
-        self.count = len(tokens)
+        self.count = self.received = len(tokens)
+        if self.guard is not None:
+            self.guard.replay(tokens, released.redraws)
         self._released, self.released_text = released, released.text
         return unreleased(self.stream.replay(tokens), released)
+
+    @property
+    def held(self) -> int:
+        """Tokens that are held back."""
+        return 0 if self.guard is None else self.guard.held
+
+    def state(self, number: int) -> ChoiceState:
+        """What an engine needs to go on with it, as choice ``number``."""
+        guard = self.guard
+        if guard is None:
+            return ChoiceState(number, bytes(self.output), self.released)
+        return ChoiceState(number, guard.drawn(), self.released, guard.sampling())
+
+    def redrawn(self, content: Content) -> Content:
+        """The content of a row, as one that tells of redraws where it is the first behind them."""
+        guard = self.guard
+        if guard is None or guard.redraws == self._released.redraws:
+            return content
+        self._released = msgspec.structs.replace(self._released, redraws=guard.redraws)
+        return _listed(content)
 
     @property
     def released(self) -> Released:

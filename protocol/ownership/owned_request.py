@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from itertools import compress
 from typing import Any
 
 import msgspec
 
-from penstock.protocol.ownership.choice import Choice, Stream
+from penstock.protocol.ownership.choice import Choice, Stream, joined
+from penstock.protocol.ownership.guard import MakeGuard, TokenExtras
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.rejections import failed
+from penstock.protocol.ownership.text_rows import TextRows
 from penstock.protocol.ownership.tombstones import RESEND_SECONDS
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
-    ChoiceState,
     Enqueue,
     Rejected,
     RequestHead,
@@ -31,6 +33,18 @@ MakeStream = Callable[[int], Stream]
 """Makes the stream of the choice with this number."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode_work = msgspec.msgpack.Decoder(Work).decode
+
+
+class RowFate(enum.Enum):
+    """What becomes of a choice whose row has come."""
+
+    GOES_ON = enum.auto()
+    ENDED = enum.auto()
+    """Its engine has ended it."""
+    CUT = enum.auto()
+    """It has ended, and its engine does not know."""
+    AGAIN = enum.auto()
+    """It is to be drawn again from where its tokens end now."""
 
 
 def read_work(submit: Submit) -> Work | Rejected:
@@ -59,6 +73,7 @@ class OwnedRequest:
         "replayed",
         "reply_to",
         "resend_at",
+        "restarts",
         "stalls",
         "work",
     )
@@ -84,11 +99,15 @@ class OwnedRequest:
         """What goes out with the next row: of a continuation, what it found unreleased."""
         self.refusals = Refusals()
         self.stalls = 0
+        self.restarts = 0
+        """How often it was sent to another engine."""
         self.resend_at = 0.0
 
     def lost(self, now: float, cause: str) -> None:
         """No engine has it any more: it is to be begun again."""
         self.engine = 0
+        self.attempt += 1
+        self.restarts += 1
         self.continued = now, cause
 
     def run_by(self, engine: int) -> None:
@@ -111,18 +130,51 @@ class OwnedRequest:
         known, self.accepted = self.accepted, True
         return not known
 
-    def encoded(self, work: TokenWork, params: SamplingParams, make_stream: MakeStream) -> None:
+    def encoded(
+        self,
+        work: TokenWork,
+        params: SamplingParams,
+        make_stream: MakeStream,
+        make_guard: MakeGuard | None = None,
+    ) -> None:
         """The prompt is turned into tokens; streams begin after what the work brings along."""
         self.work = work
         detailed = params.echo or params.logprobs is not None or params.prompt_logprobs is not None
         for state in work.choices:
+            guard = make_guard() if make_guard is not None else None
             choice = self.choices[state.choice] = Choice(
-                make_stream(state.choice), detailed, params.stop_token_ids
+                make_stream(state.choice), detailed, params.stop_token_ids, guard
             )
             if state.output:
                 tokens = memoryview(state.output).cast("i")
                 self.replayed[state.choice] = choice.replay(tokens, state.released)
         self.open_choices = len(self.choices)
+
+    def add_row(
+        self, out: TextRows, number: int, choice: Choice, tokens: memoryview, more: TokenExtras
+    ) -> RowFate:
+        """Turn the next int32 tokens of a choice into a row for its client, and say what becomes
+        of the choice."""
+        has_ended = more.end is not None
+        if len(tokens) or more.pooled is not None:
+            self.stalls = 0
+        if choice.guard is not None:
+            tokens, more, again = choice.guard.take(tokens, more)
+            choice.received = choice.count + len(tokens) + choice.held
+            if again:
+                return RowFate.AGAIN
+            if not len(tokens) and more.end is None:
+                return RowFate.GOES_ON
+        content, tokens, end = choice.push(tokens, more.end)
+        if more.pooled is not None:
+            content = joined([choice.stream.pooled(more.pooled)], content)
+        if self.replayed:
+            content = joined(self.replayed.pop(number, ""), content)
+        content = choice.redrawn(content)
+        out.add(self.id, self.attempt, number, choice, tokens, content, end, more)
+        if end is None:
+            return RowFate.GOES_ON
+        return RowFate.ENDED if has_ended else RowFate.CUT
 
     def enqueue(self, work: TokenWork, own_address: str, now: float) -> Enqueue:
         """The message to an engine: the work, with the open choices as they are now."""
@@ -134,9 +186,7 @@ class OwnedRequest:
         if head.time_left is not None:
             changes["time_left"] = max(0.0, head.time_left - passed)
         choices = [
-            ChoiceState(number, bytes(choice.output), choice.released)
-            for number, choice in self.choices.items()
-            if not choice.ended
+            choice.state(number) for number, choice in self.choices.items() if not choice.ended
         ]
         work = self._open_prompts(work)
         self.resend_at = now + RESEND_SECONDS

@@ -88,7 +88,8 @@ class SchedulerLedger:
             if (message.attempt, message.reply_to) == holder:
                 self._accepted(message)
             return
-        if self.draining:
+        goes_on = holder is not None and holder[1] == message.reply_to
+        if self.draining and not goes_on:
             self._send(message.reply_to, going_down(message.id, message.attempt, "this engine"))
             return
         rejected = self._add(message, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.protocol.ownership.choice import Choice
+from penstock.protocol.ownership.guard import TokenExtras
 from penstock.protocol.wire.messages.tokens import (
     Content,
     End,
@@ -13,23 +14,10 @@ from penstock.protocol.wire.messages.tokens import (
     Released,
     RowDetails,
     RowEvents,
-    RowLogprobs,
     RowStart,
     TextBatch,
     TokenBatch,
 )
-
-
-class TokenExtras(msgspec.Struct, frozen=True, gc=False):
-    """What a row of a ``TokenBatch`` brings beside tokens."""
-
-    start: RowStart | None = None
-    end: End | None = None
-    logprobs: RowLogprobs | None = None
-    pooled: bytes | None = None
-
-
-NO_EXTRAS = TokenExtras()
 
 
 def token_extras(batch: TokenBatch) -> dict[int, TokenExtras] | None:
@@ -101,6 +89,7 @@ class TextRows:
         self.released.append(choice.released_text)
         choice.output += data
         choice.count += len(tokens)
+        choice.received = choice.count + choice.held
         start = more.start
         if start is not None:
             self.starts.append(msgspec.structs.replace(start, row=len(self.ids) - 1, max_tokens=0))

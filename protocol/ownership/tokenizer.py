@@ -8,21 +8,22 @@ its engine is lost or a message is missing.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 
-from penstock.protocol.ownership.choice import Choice, joined
-from penstock.protocol.ownership.owned_request import MakeStream, OwnedRequest, read_work
+from penstock.protocol.ownership.guard import NO_EXTRAS, MakeGuard, TokenExtras
+from penstock.protocol.ownership.owned_request import (
+    MakeStream,
+    OwnedRequest,
+    RowFate,
+    read_work,
+)
 from penstock.protocol.ownership.peers import Peers, Send, disown, incarnation_at, reconcile
 from penstock.protocol.ownership.rejections import failed, given_up, going_down, too_long
-from penstock.protocol.ownership.text_rows import (
-    NO_EXTRAS,
-    TextRows,
-    TokenExtras,
-    token_extras,
-    whole_answer,
-)
+from penstock.protocol.ownership.text_rows import TextRows, token_extras, whole_answer
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
+    MAX_RESTARTS,
     MAX_STALLS,
     RECONCILE_SECONDS,
     Tombstones,
@@ -63,7 +64,7 @@ class TokenizerLedger:
     ) -> None:
         self.open: dict[int, OwnedRequest] = {}
         self.stale_rows = 0
-        self.continuations = 0
+        self.continuations = self.redraws = 0
         self.draining = False
         self._address = address
         self._members = members
@@ -129,16 +130,17 @@ class TokenizerLedger:
         params: SamplingParams,
         make_stream: MakeStream,
         now: float,
+        make_guard: MakeGuard | None = None,
     ) -> None:
         """The service turned the request into tokens; send it to an engine.
 
-        params: resolved. make_stream: makes the stream of each choice.
+        params: resolved. make_stream, make_guard: make what each choice has of these.
         """
         request = self.open.get(request_id)
         if request is None or request.attempt != attempt or request.work is not None:
             return
         try:
-            request.encoded(work, params, make_stream)
+            request.encoded(work, params, make_stream, make_guard)
         except Exception:
             self._give_up(request)
             return
@@ -198,14 +200,13 @@ class TokenizerLedger:
                 cause = "its engine lost its worker" if message.failures else "its engine forgot it"
                 self._continue(request, now, cause, count)
 
-    def _enqueue(self, request: OwnedRequest, now: float) -> None:
+    def _enqueue(self, request: OwnedRequest, now: float, engine: str = "") -> None:
         if request.work is not None:
             message = request.enqueue(request.work, self._address, now)
-            if len(message.work) > MAX_WORK_BYTES:
-                size = len(message.work)
+            if (size := len(message.work)) > MAX_WORK_BYTES:
                 self._reject(request, too_long(request.id, request.attempt, size, "an engine"))
                 return
-            self._send(self._members.router_address, message)
+            self._send(engine or self._members.router_address, message)
 
     def _continue(self, request: OwnedRequest, now: float, cause: str, failures: int = 1) -> None:
         """Enqueue again, after the tokens that are already here.
@@ -215,15 +216,23 @@ class TokenizerLedger:
         self._cancel_at_engine(request)
         request.stalls += failures
         spent = request.stalls > MAX_STALLS
-        if spent or request.attempt & 0xFF == 0xFF:
+        if spent or request.restarts == MAX_RESTARTS:
             times = f"{request.stalls} times without a new token" if spent else "256 times"
-            reason = f"the request was started {times} (last: {cause}); it was given up"
-            self._reject(request, failed(request.id, request.attempt, reason))
+            told = f"the request was started {times} (last: {cause}); it was given up"
+            self._reject(request, failed(request.id, request.attempt, told))
             return
         self.continuations += 1
-        request.attempt += 1
         request.lost(now, cause)
         self._enqueue(request, now)
+
+    def _redraw(self, request: OwnedRequest, now: float) -> None:
+        """Enqueue again, after the tokens that stand, at the engine that has them cached."""
+        if self.open.get(request.id) is not request:
+            return
+        peer = self._members.peers.get(request.engine)
+        request.engine, self.redraws = 0, self.redraws + 1
+        request.attempt += 1
+        self._enqueue(request, now, peer.address if peer else "")
 
     def _on_accepted(self, sender: int, message: Accepted) -> None:
         request = self.open.get(message.id)
@@ -252,8 +261,9 @@ class TokenizerLedger:
             return
         if message.retry_elsewhere:
             again = request.refusals.next_try(now, started=request.was_accepted)
-            if again is not None and request.attempt & 0xFF < 0xFF:
+            if again is not None and request.restarts < MAX_RESTARTS:
                 request.engine = 0
+                request.restarts += 1
                 request.attempt += 1
                 request.resend_at = again
                 return
@@ -268,7 +278,8 @@ class TokenizerLedger:
         tokens = memoryview(batch.tokens).cast("i")
         extras = token_extras(batch)
         offset = 0
-        outgoing: dict[str, TextRows] = {}
+        outgoing: defaultdict[str, TextRows] = defaultdict(TextRows)
+        again: dict[int, OwnedRequest] = {}
         stale: list[tuple[int, int]] = []
         rows = zip(
             batch.ids, batch.choices, batch.attempts, batch.indices, batch.counts, strict=True
@@ -281,23 +292,27 @@ class TokenizerLedger:
                 stale.append((request_id, attempt))
                 continue
             choice = request.choices.get(number)
-            if choice is None or choice.ended or index < choice.count:
+            if choice is None or choice.ended or index < choice.received:
                 continue
-            if index > choice.count:
+            if index > choice.received:
                 self._continue(request, now, "a message was lost")
                 continue
-            out = outgoing.get(request.reply_to)
-            if out is None:
-                out = outgoing[request.reply_to] = TextRows()
+            out = outgoing[request.reply_to]
             more = NO_EXTRAS if extras is None else extras.get(row, NO_EXTRAS)
             if more.start is not None or not request.accepted:
                 self._begun(request, more)
             try:
-                self._add_row(out, request, number, choice, tokens[first:offset], more)
+                fate = request.add_row(out, number, choice, tokens[first:offset], more)
+                if fate is RowFate.AGAIN:
+                    again[request_id] = request
+                elif fate is not RowFate.GOES_ON:
+                    self._settle(request, number, fate)
             except Exception:
                 self._give_up(request)
         for address, out in outgoing.items():
             self._send(address, out.batch())
+        for request in again.values():
+            self._redraw(request, now)
         if stale:
             self._disown(sender, [i for i, _ in stale], [a for _, a in stale])
 
@@ -313,29 +328,13 @@ class TokenizerLedger:
         if request.taken(more.start.max_tokens if more.start is not None else 0):
             self._tell_accepted(request)
 
-    def _add_row(
-        self,
-        out: TextRows,
-        request: OwnedRequest,
-        number: int,
-        choice: Choice,
-        tokens: memoryview,
-        more: TokenExtras,
-    ) -> None:
-        content, tokens, end = choice.push(tokens, more.end)
-        if more.end is None and end is not None:
+    def _settle(self, request: OwnedRequest, number: int, fate: RowFate) -> None:
+        """A choice has ended."""
+        if fate is RowFate.CUT:
             self._cancel_at_engine(request, number)
-        if more.pooled is not None:
-            content = joined([choice.stream.pooled(more.pooled)], content)
-        if request.replayed:
-            content = joined(request.replayed.pop(number, ""), content)
-        out.add(request.id, request.attempt, number, choice, tokens, content, end, more)
-        if len(tokens) or more.pooled is not None:
-            request.stalls = 0
-        if end is not None:
-            request.open_choices -= 1
-            if request.open_choices == 0:
-                del self.open[request.id]
+        request.open_choices -= 1
+        if request.open_choices == 0:
+            del self.open[request.id]
 
     # --- endings
 

@@ -9,6 +9,8 @@ RESEND_SECONDS = 1.0
 RECONCILE_SECONDS = 2.0
 GRACE_SECONDS = 3.0
 """A request younger than this is not cancelled because its owner does not name it yet."""
+MAX_RESTARTS = 255
+"""Continuations of a request at a tokenizer, and engines that handed it back, in all."""
 MAX_STALLS = 3
 """Continuations of a request without a new token in between."""
 MAX_TOMBSTONES = 100_000

@@ -284,6 +284,11 @@ PIPELINE = (
         ("service",),
     ),
     Metric(
+        "redraws_total",
+        "counter",
+        "Times that a request went back because one of its choices had completed a banned string.",
+    ),
+    Metric(
         "messages_sent_total",
         "counter",
         "Messages sent to other processes, the beats to the router excepted.",

@@ -9,6 +9,7 @@ from penstock.client.messages import TemplateVariables, encode_messages
 from penstock.client.tools import chosen, output_format
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Chat, OutputFormat
+from penstock.services.frontend.beam_request import with_beams
 from penstock.services.frontend.bodies.requests import ChatBody
 from penstock.services.frontend.errors import bad_request, from_invalid
 from penstock.services.frontend.parameters import sampling_of, wrong
@@ -28,7 +29,8 @@ def chat_request(body: ChatBody, models: list[ServedModel]) -> GenerateRequest:
                 param=name,
             )
     params = sampling_of(body, model, logprobs=_logprobs(body))
-    return generate_request(body, model, called, params, [_chat(body)], _output(body))
+    request = generate_request(body, model, called, params, [_chat(body)], _output(body))
+    return with_beams(request, body, model)
 
 
 def _logprobs(body: ChatBody) -> int | None:

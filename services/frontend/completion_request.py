@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
+from penstock.services.frontend.beam_request import with_beams
 from penstock.services.frontend.bodies.requests import CompletionBody
 from penstock.services.frontend.errors import bad_request
 from penstock.services.frontend.parameters import sampling_of, wrong
@@ -33,7 +34,8 @@ def completion_request(body: CompletionBody, models: list[ServedModel]) -> Gener
     if params.echo and params.logprobs is not None and not request.lists_prompt:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
         request = msgspec.structs.replace(request, params=params)
-    return _with_best_of(request, body)
+    request = with_beams(request, body, model)
+    return request if request.beams is not None else _with_best_of(request, body)
 
 
 def _with_best_of(request: GenerateRequest, body: CompletionBody) -> GenerateRequest:

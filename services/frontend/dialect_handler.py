@@ -13,9 +13,10 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 
 from penstock.client.answers import Answer
-from penstock.client.gateway_interface import ServedModel
+from penstock.client.gateway_interface import Gateway, ServedModel
 from penstock.client.meters import Usage
 from penstock.client.request_terms import Caller
+from penstock.services.frontend.beam_answers import search_beams
 from penstock.services.frontend.bodies.routes import JSON
 from penstock.services.frontend.body import Pause, body_of
 from penstock.services.frontend.context import CONTEXT, KEY, REQUEST_ID, TENANT, TRACE, Context
@@ -144,12 +145,17 @@ async def answered(
     """
     if generation.request.stream:
         return await _streamed(request, generation, renderer, keep)
-    return await _whole(generation, renderer, keep)
+    return await _whole(request.app[CONTEXT].gateway, generation, renderer, keep)
 
 
-async def _whole(generation: Generation, renderer: Renderer, keep: Keep | None) -> web.Response:
+async def _whole(
+    gateway: Gateway, generation: Generation, renderer: Renderer, keep: Keep | None
+) -> web.Response:
     answers = [Answer() for _ in range(generation.open_choices)]
-    await generation.open(answers)
+    if generation.request.beams is not None:
+        await search_beams(generation, gateway, answers)
+    else:
+        await generation.open(answers)
     await generation.finished
     if generation.error is not None:
         raise generation.error

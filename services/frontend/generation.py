@@ -24,7 +24,7 @@ from penstock.protocol.tasks import OF_FOLDERS
 from penstock.protocol.trace_context import exemplar_id
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.protocol.wire.messages.tokens import End
-from penstock.services.frontend.errors import ApiError, from_rejected, status_error
+from penstock.services.frontend.errors import ApiError, bad_request, from_rejected, status_error
 from penstock.services.frontend.keys.gate import Gate
 from penstock.services.frontend.keys.known_key import KnownKey
 from penstock.services.frontend.keys.limits import Admission
@@ -108,7 +108,7 @@ class Generation(RequestProgress):
         """What is left of the limits of its key, once it has asked to be let in."""
         self._gate = gate
         self._admission: Admission | None = None
-        self._timeout_s = timeout_s = min(timeout_s, request.terms.deadline_s or timeout_s)
+        self.timeout_s = timeout_s = min(timeout_s, request.terms.deadline_s or timeout_s)
         self._own_deadline = timeout_s == request.terms.deadline_s
         self._ids: list[int] = []
         self._next = 0
@@ -122,6 +122,13 @@ class Generation(RequestProgress):
         self._closed = False
         self._deadline = loop.call_later(max(0.0, arrival + timeout_s - now()), self._on_deadline)
 
+    async def enter(self, answers: Sequence[Answer]) -> None:
+        """Be let in, and hand nothing to the gateway: the caller finds the answers in his own way.
+        Raises ``ApiError`` where the key may not (401, 403, 429)."""
+        self.answers = answers
+        self._next = len(self.request.prompts)
+        await self._enter()
+
     async def open(self, answers: Sequence[Answer]) -> None:
         """Hand every prompt to the gateway, or the first ones where the request has a window, once
         the key may. Raises ``ApiError`` where it may not (401, 403, 429), or where the gateway is
@@ -129,6 +136,12 @@ class Generation(RequestProgress):
 
         answers: of all choices, prompt by prompt.
         """
+        if self.request.beams is not None:
+            raise bad_request(
+                "use_beam_search is true, which is for requests over HTTP; send it to "
+                "/v1/completions or /v1/chat/completions",
+                param="use_beam_search",
+            )
         self.answers = answers
         await self._enter()
         if not self.finished.done():  # else nobody waits for it any more
@@ -174,7 +187,7 @@ class Generation(RequestProgress):
         own = self.answers[prompts.start * n : prompts.stop * n]
         sink = _PromptSink(self, own, prompts, wants_ids=self.request.returns_ids)
         age = self.now() - self.arrival
-        left = max(0.0, self._timeout_s - age)
+        left = max(0.0, self.timeout_s - age)
         work = self.request.work(prompts, self.caller, time_left=left, age=age)
         try:
             self._ids.append(self._gateway.open(work, sink))
@@ -305,7 +318,7 @@ class Generation(RequestProgress):
         self.fail(
             ApiError(
                 504,
-                f"The request took longer than {self._timeout_s:g} s; {limit}",
+                f"The request took longer than {self.timeout_s:g} s; {limit}",
                 kind="timeout_error",
                 code="request_timeout",
             )

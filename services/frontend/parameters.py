@@ -115,6 +115,7 @@ def _check_grammar(params: SamplingParams) -> None:
         allowed_token_ids=allowed,
         bad_words=bool(params.bad_words),
         no_repeat_ngram_size=params.no_repeat_ngram_size > 0,
+        banned_strings=bool(params.banned_strings),
     )
     if reason is not None:
         raise bad_request(reason, param=grammar.param)

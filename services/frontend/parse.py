@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.client.batches import as_one
+from penstock.client.beam_search import BeamSearchParams
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.request_terms import (
     DEFAULT_TERMS,
@@ -64,6 +65,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """It serves another request of the same client, which is the one that counts."""
     keeps: int = 0
     """Of each prompt's choices only so many are answered, the likeliest; 0: all."""
+    beams: BeamSearchParams | None = None
+    """The likeliest answers as a whole are searched for, ``n`` to each prompt; ``None``: answers
+    are drawn."""
+    ends: list[int] = []
+    """The model's end tokens, for a search."""
     hides_logprobs: bool = False
     """Logprobs are made to choose by, and nobody asked for them."""
     handle: str | None = None

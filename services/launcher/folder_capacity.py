@@ -19,4 +19,5 @@ def capacity_of_folder(config: Config) -> Capacity:
         tasks=pooling.tasks,
         generates=pooling.generates,
         labels=pooling.labels,
+        ends=info.eos_token_ids,
     )

@@ -18,10 +18,11 @@ from penstock.services.library.beam_search import (
     check_lengths,
     checked_params,
     likeliest,
+    sequences,
     step_params,
 )
 from penstock.services.library.member import MAX_OPEN, Submission
-from penstock.services.library.outputs import RequestOutput
+from penstock.services.library.outputs import Logprob, RequestOutput
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.prompts import (
     PlainPrompt,
@@ -81,7 +82,7 @@ class BeamCalls(ABC):
         ids = self._prompt_ids(listed, asked, max_concurrency)
         check_lengths(ids, checked, self._longest())
         ends = frozenset(self._end_tokens())
-        searches = [BeamSearch(prompt, checked, ends) for prompt in ids]
+        searches = [BeamSearch[Logprob](prompt, checked, ends) for prompt in ids]
         shown = sys.stderr.isatty() if progress is None else progress
         with ProgressLine(len(searches), shown) as line:
             while any(not search.done for search in searches):
@@ -96,14 +97,18 @@ class BeamCalls(ABC):
             BeamSearchOutput(
                 given if isinstance(given, str) else None,
                 search.prompt,
-                search.sequences([next(texts) for _ in search.finished]),
+                sequences(
+                    search.finished,
+                    [next(texts) for _ in search.finished],
+                    checked.length_penalty,
+                ),
             )
             for given, search in zip(listed, searches, strict=True)
         ]
 
     def _step(
         self,
-        searches: Sequence[BeamSearch],
+        searches: Sequence[BeamSearch[Logprob]],
         asked: Sequence[Asked],
         params: SamplingParams,
         max_open: int,

@@ -43,8 +43,9 @@ _FOREIGN = ForeignNames(
 class Terms(TypedDict, total=False):
     """What may be said of a request beside its prompt and its parameters."""
 
-    adapter: str
-    """Name of the adapter that is added to the model; empty: none."""
+    adapter: str | Sequence[str]
+    """Name of the adapter that is added to the model; empty: none. Methods that answer many prompts
+    at once also take one each."""
     user: str
     """Whose it is, for the policy ``fair`` and the shares of a full server."""
     cache_salt: str
@@ -97,12 +98,24 @@ def asked_of(
 
 def all_asked(method: str, given: Terms, priority: int | Sequence[int], count: int) -> list[Asked]:
     """The terms of each prompt. Raises what ``asked_of`` raises."""
-    each: Any = priority
-    if isinstance(each, str) or not isinstance(each, Sequence):
-        return [asked_of(method, given, each, _OTHERS)] * count
-    if len(each) != count:
-        raise ValueError(f"{len(each)} priorities for {count} prompts; give one, or one each")
-    return [asked_of(method, given, one, _OTHERS) for one in each]
+    adapter = given.get("adapter")
+    if not _are_several(priority) and not _are_several(adapter):
+        return [asked_of(method, given, priority, _OTHERS)] * count
+    each = zip(_each(priority, "priorities", count), _each(adapter, "adapters", count), strict=True)
+    return [asked_of(method, {**given, "adapter": name}, one, _OTHERS) for one, name in each]
+
+
+def _are_several(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+def _each(given: Any, what: str, count: int) -> list[Any]:
+    """What each of ``count`` prompts is given: the same, or its own."""
+    if not _are_several(given):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{len(given)} {what} for {count} prompts; give one, or one each")
+    return list(given)
 
 
 def spread(

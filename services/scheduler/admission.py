@@ -201,6 +201,7 @@ def make_sequences(
     prompts, seconds = _prompts(work)
     sequences = []
     for state, prompt, second in zip(work.choices, prompts, seconds, strict=True):
+        _check_sampling(state.sampling)
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
         tokens = array("i", prompt)
         prompt_len = len(tokens)
@@ -220,6 +221,7 @@ def make_sequences(
                 wanted_len=wanted_len,
                 prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
                 second=second,
+                own_sampling=state.sampling,
             )
         )
     return sequences

@@ -286,7 +286,7 @@ class Planner:
         """Bytes by which a plan grows when it takes a sequence in, at most."""
         request = sequence.request
         start = hits.length * self.limits.block_size
-        size = SLOT_BYTES + len(request.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
+        size = SLOT_BYTES + len(sequence.sampling) + MOST_CHARACTER_BYTES * len(request.head.task)
         size += 2 + len(request.trace)
         size += BLOCK_BYTES * hits.length * self.kv.num_groups
         if self._reads_output(request):
@@ -322,7 +322,7 @@ class Planner:
                 prompt_len=sequence.prompt_len,
                 num_computed=sequence.num_computed,
                 blocks=hits.flat(),
-                sampling=sequence.request.sampling,
+                sampling=sequence.sampling,
                 choice=sequence.choice,
                 prompt_logprobs=(sequence.prompt_logprobs.most if sequence.wants_prompt else None),
                 start=start,

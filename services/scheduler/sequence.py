@@ -128,6 +128,8 @@ class Sequence:
     prompt_logprobs: PromptLogprobs = field(default_factory=lambda: PromptLogprobs(None))
     second: int = 0
     """Where the second text of a pair begins in the prompt; 0: there is none."""
+    own_sampling: bytes = b""
+    """What it asks of the sampler, where that is not what its request's choices do."""
     pooled: bytes | None = None
     """What its task has made of its prompt."""
 
@@ -185,6 +187,11 @@ class Sequence:
     """May have killed a step: runs alone until it has produced a token."""
     strikes: int = 0
     """Failed steps without a new token in between."""
+
+    @property
+    def sampling(self) -> bytes:
+        """What it asks of the sampler, for the worker."""
+        return self.own_sampling or self.request.sampling
 
     @property
     def num_output(self) -> int:

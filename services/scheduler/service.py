@@ -10,7 +10,7 @@ import time
 import msgspec
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.model_info import fingerprint
+from penstock.protocol.model_info import end_tokens, fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Counter, Registry
@@ -127,6 +127,7 @@ class SchedulerService(LoopService):
             generates=whole.generates,
             labels=whole.labels,
             adapters=whole.adapters,
+            ends=end_tokens(self.config.model.model),
         )
         self._adapters.attached(whole.adapters)
         offers = Offers(capacity.done, self._adapters.digests)

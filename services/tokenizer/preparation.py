@@ -24,6 +24,7 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     Work,
 )
+from penstock.services.tokenizer.banned_strings import folded_strings
 from penstock.services.tokenizer.channel_grammar import Turn
 from penstock.services.tokenizer.dry_breakers import breaker_tokens
 from penstock.services.tokenizer.folder_tasks import FolderTasks
@@ -34,6 +35,7 @@ from penstock.services.tokenizer.prompt_encoding import check_vocabulary, encode
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.reading import Reading, check_names, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
+from penstock.services.tokenizer.stop_strings import stop_automaton
 from penstock.services.tokenizer.text_model import TextModel
 from penstock.services.tokenizer.thinking import channel_turn, thinking
 from penstock.services.tokenizer.token_table import drops_first_blank
@@ -193,6 +195,7 @@ def _grammar(
     grammar = params.structured_outputs
     allowed, bad_words = params.allowed_token_ids is not None, bool(params.bad_words)
     no_repeat = params.no_repeat_ngram_size > 0
+    banned = bool(params.banned_strings)
     budget = None if output is None else output.thinking_budget
     family = text_model.form.family
     if output is not None:
@@ -203,7 +206,7 @@ def _grammar(
         asked = grammar is not None or output.mode == "required" or bool(output.strict)
         asked |= budget is not None and family.channels
         if asked or not (
-            allowed or bad_words or no_repeat
+            allowed or bad_words or no_repeat or banned
         ):  # which a form that nobody asked for gives way to
             vocabulary = text_model.vocabulary
             turn = Turn.HEADER
@@ -222,6 +225,7 @@ def _grammar(
             allowed_token_ids=allowed,
             bad_words=bad_words,
             no_repeat_ngram_size=no_repeat,
+            banned_strings=banned,
         )
         if reason is not None:
             raise PromptError(reason, grammar.param)
@@ -283,6 +287,8 @@ def prepare(
     breakers = b""
     if params.dry_multiplier:
         breakers = breaker_tokens(text_model, params.dry_sequence_breakers)
+    if params.banned_strings:
+        stop_automaton(folded_strings(params))  # which is kept for the choices
     sampling = slot_sampling(params, stop_ids, bad_words, breakers)
     adjustments = sampling.adjustments
     prepared = TokenWork(
@@ -293,7 +299,7 @@ def prepare(
         stop_ids=stop_ids,
         max_tokens=limit,
         prompt_logprobs=params.prompt_logprobs,
-        reads_output=adjustments is not None,
+        reads_output=adjustments is not None or bool(params.banned_strings),
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
         reads_logits=adjustments is not None and adjustments.steers,
         prefix=extended(b"", chain_root(work.head), encoded.shared),

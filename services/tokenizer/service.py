@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, fingerprint, read_model_info
+from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
@@ -31,6 +32,7 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     prompts_of,
 )
+from penstock.services.tokenizer.banned_strings import BannedStrings
 from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.encode_room import EncodeRoom, work_bytes
 from penstock.services.tokenizer.encode_threads import EncodeThreads
@@ -243,9 +245,8 @@ class TokenizerService(AsyncService):
         else:
             if timer is not None:
                 self._encode_seconds(waited)
-            streams = self._streams(request_id, found)
-            work, params = found.work, found.params
-            self.ledger.encoded(request_id, attempt, work, params, streams, time.monotonic())
+            made = self._streams(request_id, found), time.monotonic(), self._guards(found)
+            self.ledger.encoded(request_id, attempt, found.work, found.params, *made)
         self.flush()
 
     def _record(
@@ -281,6 +282,14 @@ class TokenizerService(AsyncService):
         return lambda choice: ParsedStream(
             text, params, work.prompt, reading, reading.parser(request_id, choice)
         )
+
+    def _guards(self, prepared: Prepared) -> MakeGuard | None:
+        """What makes the guards of the request's choices, if they have any."""
+        work, params, reading, _ = prepared
+        if not params.banned_strings or self.text is None or work.head.task != GENERATE:
+            return None
+        made = self.text, params, work.sampling
+        return partial(BannedStrings, *made, with_stops=reading is None)
 
     def _refuse(
         self,
@@ -319,6 +328,7 @@ class TokenizerService(AsyncService):
         self.metrics.set("queue_depth", len(self.encoding), "tokenizer")
         continued = self.metrics.counter("continuations_total", "tokenizer")
         continued.value = float(self.ledger.continuations)
+        self.metrics.counter("redraws_total").value = float(self.ledger.redraws)
         model = self.config.model.names()[0]
         self.metrics.set("queue_age_seconds", self._queue_age(), "tokenizer", model)
         self.report(self.metrics)

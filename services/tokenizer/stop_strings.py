@@ -123,6 +123,11 @@ class StopStrings:
         self._state = 0
         return text if self._include else text[: len(text) - len(found)]
 
+    @property
+    def held(self) -> int:
+        """Characters that are held back."""
+        return len(self._held)
+
     def flush(self) -> str:
         """The end of the text: nothing can complete a stop string any more."""
         text, self._held = self._held, ""

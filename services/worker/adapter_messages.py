@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.steps import AdapterLoaded, DropAdapter, LoadAdapter
-from penstock.services.worker.executor import DirectExecutor, Executor
+from penstock.services.worker.executor import Executor
 
 if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
@@ -52,4 +52,4 @@ def tell_loaded(executor: Executor | None, tell: Callable[[Message], None]) -> N
 
 
 def _loader(executor: Executor | None) -> AdapterLoader | None:
-    return executor.loader if isinstance(executor, DirectExecutor) else None
+    return None if executor is None else executor.loader

@@ -75,7 +75,7 @@ class SlotAdjuster:
         self._frequency = np.zeros(slots, np.float32)
         self._presence = np.zeros(slots, np.float32)
         self._biases: dict[int, tuple[IntArray, FloatArray]] = {}
-        self._ends: dict[int, tuple[int, IntArray, FloatArray]] = {}
+        self._early: dict[int, list[tuple[int, IntArray, FloatArray]]] = {}
         """Tokens that may not come before so many outputs."""
         self._counts: Tensor | None = None
         self._masks: Tensor | None = None
@@ -102,7 +102,7 @@ class SlotAdjuster:
     def _forget(self, slot: int) -> None:
         for flags in (self._asks, self._penalised, self._masked, self._worded):
             flags[slot] = False
-        for by_slot in (self._biases, self._ends, self._stages):
+        for by_slot in (self._biases, self._early, self._stages):
             by_slot.pop(slot, None)
         self._repeats.forget(slot)
         self.steered.forget(slot)
@@ -127,10 +127,12 @@ class SlotAdjuster:
             self._worded[slot] = True
             words = [np.frombuffer(word, "<i4").tolist() for word in asked.bad_words]
             self._taken_words().begin(slot, words, known.output.tolist())
-        if asked.min_tokens and asked.ends and asked.grammar is None:
-            ends = np.frombuffer(asked.ends, "<i4").astype(np.int64)
-            bans = np.full(len(ends), -np.inf, np.float32)
-            self._ends[slot] = (asked.min_tokens, ends, bans)
+        ends = asked.ends if asked.grammar is None else b""
+        for until, early in ((asked.min_tokens, ends), (asked.banned_until, asked.banned)):
+            if until and early:
+                tokens = np.frombuffer(early, "<i4").astype(np.int64)
+                bans = np.full(len(tokens), -np.inf, np.float32)
+                self._early.setdefault(slot, []).append((until, tokens, bans))
         if asked.repeats:
             self._repeats.begin(slot, known, asked)
         if asked.stages:
@@ -172,10 +174,9 @@ class SlotAdjuster:
             slot = int(at[row])
             if slot in self._biases:
                 entries.add(row, *self._biases[slot])
-            if slot in self._ends:
-                least, ends, bans = self._ends[slot]
-                if num_output[row] < least:
-                    entries.add(row, ends, bans)
+            for until, tokens, bans in self._early.get(slot, ()):
+                if num_output[row] < until:
+                    entries.add(row, tokens, bans)
             if self._repeats.asks[slot]:
                 entries.add(row, *self._repeats.penalties(slot))
                 repeated = self._repeats.bans(slot)

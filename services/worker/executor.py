@@ -54,6 +54,8 @@ class Executor(Protocol):
     """What it does and why, for the log."""
     adapters: list[Adapter]
     """Those that are loaded."""
+    loader: AdapterLoader | None
+    """Loads further ones; ``None``: it takes none."""
 
     @property
     def draft_counts(self) -> DraftCounts | None:
@@ -112,7 +114,6 @@ class DirectExecutor(ABC):
         self.described = ""
         self.adapters: list[Adapter] = []
         self.loader: AdapterLoader | None = None
-        """Loads further ones; ``None``: it takes none."""
         self._results: deque[StepResult] = deque()
 
     @property

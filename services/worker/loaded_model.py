@@ -29,6 +29,7 @@ from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.rank_executor import RankExecutor, SilentExecutor
 
 if TYPE_CHECKING:
+    from penstock.services.worker.adapters.model_adapters import ModelAdapters
     from penstock.services.worker.gpu.compressed_layers import Compression
     from penstock.services.worker.step_profile import AnyExecutor
 
@@ -54,6 +55,8 @@ class LoadedModel(NamedTuple):
     """If it has."""
     kind: KVCacheKind = "auto"
     """Of its KV memory."""
+    adapters: ModelAdapters | None = None
+    """Of rows that ask for one."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
@@ -68,9 +71,11 @@ class LoadedModel(NamedTuple):
 
             ranks, grouped = self.model.ranks, self.model.grouped
             return rank_executor(*self.kernels, capacity, ranks, grouped, self.kind)
+        from penstock.services.worker.adapters.device_adapters import DeviceAdapters
         from penstock.services.worker.gpu.decoder import dense_executor
 
-        return dense_executor(*self.kernels, capacity, self.compression, self.kind)
+        adapters = self.adapters if isinstance(self.adapters, DeviceAdapters) else None
+        return dense_executor(*self.kernels, capacity, self.compression, self.kind, adapters)
 
     def _plain(self, capacity: EngineSizes) -> ModelExecutor:
         if not isinstance(self.model, RankDecoder):

@@ -15,8 +15,9 @@ from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
+from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
-from penstock.services.worker.adapters.loading import check_adapters, load_adapters
+from penstock.services.worker.adapters.model_adapters import ModelAdapters
 from penstock.services.worker.cpu_threads import (
     StepThreads,
     ThreadReview,
@@ -120,18 +121,20 @@ def _load(
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
-    check_adapters(config, info, pooling, device.type)
+    adapter_loading.check_adapters(config, info, pooling, device.type)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
     )
     leave_codes(model, without)
-    adapters = load_adapters(config, model)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
     if not pooling.tasks and not without:
         kernels = kernels_for(model, config.cache.block_size)
-    subject = subject_of(model, kernels, config, progress, compresses=ranks is None)
+    kernels = adapter_loading.kernels_for_adapters(config, kernels)
+    in_places = isinstance(kernels, DenseModel)
+    adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
+    subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:
             progress(f"compiling kernels in {ahead.processes} processes")
@@ -171,8 +174,7 @@ def _load(
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
-    held = model.adapters if isinstance(model, Decoder) else None
-    if held is not None and isinstance(executor, ModelExecutor):
+    if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
 
@@ -182,6 +184,7 @@ def subject_of(
     kernels: DenseModel | AttentionAlone | str,
     config: Config,
     progress: Progress,
+    adapters: ModelAdapters | None,
     *,
     compresses: bool,
 ) -> LoadedModel:
@@ -189,11 +192,11 @@ def subject_of(
     kind = config.cache.kv_kind
     if isinstance(kernels, str):
         attention = plain_attention(model, config.cache.block_size)
-        return LoadedModel(model, kernels, attention, kind=kind)
+        return LoadedModel(model, kernels, attention, kind=kind, adapters=adapters)
     if isinstance(kernels, AttentionAlone):
         return LoadedModel(model, kernels, kind=kind)
     compression = choose_compression(kernels, config, progress) if compresses else None
-    return LoadedModel(model, kernels, compression=compression, kind=kind)
+    return LoadedModel(model, kernels, compression=compression, kind=kind, adapters=adapters)
 
 
 def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:

@@ -75,8 +75,7 @@ class ModelMemory:
 
     def _adapters(self) -> list[MemoryPart]:
         """Those that are loaded so far."""
-        model = self._model
-        held = model.adapters if isinstance(model, Decoder) else None
+        held = self._subject.adapters
         if held is None:
             return []
         return [MemoryPart("adapters", held.num_bytes, f"{len(held.numbers)} loaded")]
@@ -94,7 +93,8 @@ class ModelMemory:
             return (capacity.num_blocks + EXTRA_BLOCKS) * self.block_bytes
 
         found = measure_step(memory, run)
-        weights = self._weights(found.weights)
+        adapters = self._adapters()
+        weights = self._weights(found.weights - sum(part.num_bytes for part in adapters))
         if self._subject.compressed:
             weights = replace(weights, note=f"{weights.note}, and compressed")
         if isinstance(kernels, str):
@@ -104,7 +104,7 @@ class ModelMemory:
         else:
             step = self._of_kernels(kernels, capacity, found.step)
         device, _ = placement(self._model.device, self._model.dtype)
-        parts = [weights, *step]
+        parts = [weights, *adapters, *step]
         return cuda_account(
             self._config, device, found.total, parts, found.outside, self.block_bytes
         )
@@ -118,7 +118,8 @@ class ModelMemory:
         count = multiprocessors()
         profile = ExecutorSizes(kernels.config, profiled, self._item, alone, count)
         taken = sum(part.num_bytes for part in static_parts(profile))
-        sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count)
+        adapted = self._subject.adapters is not None
+        sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count, adapted)
         return of_profile(sizes, max(0, measured - taken))
 
     def _tokens(self) -> int:

@@ -49,6 +49,14 @@ from penstock.kernels.gpu.fp8_rows import (
 from penstock.kernels.gpu.int8_linear import int8_linear, quantize_rows_int8
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
+from penstock.kernels.gpu.low_rank import (
+    FEW_TILE,
+    MANY_TILE,
+    RowTiles,
+    expand,
+    shrink,
+    small_numbers,
+)
 from penstock.kernels.gpu.packed_rows import (
     KINDS,
     DistanceBias,
@@ -72,6 +80,7 @@ from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.gpu.word_linear import word_linear
 from penstock.kernels.gpu.word_weight import why_not, word_weight
+from penstock.kernels.low_rank import StackedLowRank
 from penstock.kernels.quantized_cache import LARGEST, columns
 from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.kernels.quantized_weight import QuantizedWeight
@@ -209,6 +218,23 @@ def rows_in_codes(space: torch.Tensor) -> None:
     )  # fmt: skip
 
 
+def low_rank(dtype: torch.dtype) -> None:
+    """Updates by adapters, of few rows and of many, to a product and to the first of its parts."""
+    numbers = torch.zeros(64, dtype=torch.int32)
+    for rank in (16, 64):
+        layer = StackedLowRank(
+            torch.zeros(2, 2 * rank, 384, dtype=dtype), torch.zeros(2, 512, rank, dtype=dtype),
+            (384, 128),
+        )  # fmt: skip
+        for size in (FEW_TILE, MANY_TILE):
+            for rows, kind in ((64, dtype), (1024, dtype), (64, torch.float32)):
+                step = RowTiles(numbers, numbers[:48].view(3, 16), 4, rows, size)
+                x, out = torch.zeros(rows, 384, dtype=dtype), torch.zeros(rows, 512, dtype=kind)
+                small = torch.zeros(small_numbers(rows, 2 * rank))
+                shrink(x, layer, numbers, step, small)
+                expand(out, layer, numbers, step, small)
+
+
 def sample(vocab: int, dtype: torch.dtype) -> None:
     """Every kernel of the sampler, once."""
     device = torch.device("cpu")
@@ -334,6 +360,7 @@ def main() -> None:
         rows_of_others(heads, kv_heads, dim, dtype)
         summed(dtype, heads * 1280, kv_heads + 1)
         quantized(dtype)
+        low_rank(dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)
         caches_of_codes(heads, kv_heads, dim, dtype)

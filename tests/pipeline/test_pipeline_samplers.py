@@ -78,30 +78,72 @@ def test_other_apis_ask_for_the_same_samplers(server: Served) -> None:
     assert found["results"][0]["text"] == wanted.text[0]
 
 
+async def streamed(server: Served, body: dict[str, Any], kills: str = "") -> Answer:
+    """The answer to a streamed completion, in whose midst processes of a role are killed."""
+    answer = Answer(200)
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session,
+        session.post(server.url + "/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        events = 0
+        async for line in response.content:
+            take_event(answer, line)
+            events += line.startswith(b"data: ")
+            if kills and events == 20:
+                for process in server.processes().values():
+                    if server.role_of(process) == kills:
+                        process.kill()
+                kills = ""
+    return answer
+
+
 @pytest.mark.slow  # a grammar does so in the quick run, and a sampler in the tests of workers
 def test_samplers_go_on_as_they_would_have_when_the_worker_dies(
     server: Served, shared_server: SharedServers
 ) -> None:
-    async def run(*, kill: bool) -> Answer:
-        answer = Answer(200)
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session,
-            session.post(server.url + "/v1/completions", json=KILLED) as response,
-        ):
-            assert response.status == 200, await response.text()
-            events = 0
-            async for line in response.content:
-                take_event(answer, line)
-                events += line.startswith(b"data: ")
-                if kill and events == 20:
-                    kill = False
-                    for process in server.processes().values():
-                        if server.role_of(process) == "worker":
-                            process.kill()
-        return answer
+    undisturbed = asyncio.run(streamed(server, KILLED))
+    answer = asyncio.run(streamed(server, KILLED, "worker"))
+    shared_server.renewed(server)
+    assert answer.error is None and answer.done
+    assert answer.text == undisturbed.text
 
-    undisturbed = asyncio.run(run(kill=False))
-    answer = asyncio.run(run(kill=True))
+
+def without(texts: dict[int, str], length: int = 3) -> list[str]:
+    """Strings that stand in these texts, to be banned."""
+    return [text[at : at + length] for text in texts.values() for at in range(2, 30, 9)]
+
+
+def test_banned_strings_do_not_come_and_nothing_of_them_is_seen_or_counted(server: Served) -> None:
+    body = {"prompt": "The mill", "max_tokens": 40, "seed": 8, "ignore_eos": True, "n": 2}
+    (plain,) = asked(server, body)
+    body |= {"banned_strings": without(plain.text), "logprobs": 1}
+    told = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    whole, stream = asked(server, body, told)
+    assert whole.text == stream.text != plain.text
+    for choice, text in whole.text.items():
+        assert not [one for one in body["banned_strings"] if one.lower() in text.lower()]
+        for answer in (whole, stream):
+            columns = answer.logprobs[choice]
+            assert len(columns["tokens"]) == 40 and "".join(columns["tokens"]) == text
+    for answer in (whole, stream):
+        assert answer.error is None and answer.usage["completion_tokens"] == 80
+        assert set(answer.finish.values()) == {"length"}
+    (refused,) = asked(server, {**body, "structured_outputs": {"regex": "a+"}})
+    assert refused.status == 400 and "banned_strings" in refused.error["message"]
+
+
+@pytest.mark.slow  # kills
+@pytest.mark.parametrize("role", ["worker", "scheduler", "tokenizer"])
+def test_banned_strings_come_to_the_same_text_when_a_process_dies(
+    server: Served, shared_server: SharedServers, role: str
+) -> None:
+    body = {"prompt": "Go: ", "max_tokens": 150, "seed": 6, "ignore_eos": True, "stream": True}
+    plain = asyncio.run(streamed(server, body))
+    body["banned_strings"] = without(plain.text) + without(plain.text, 2)
+    undisturbed = asyncio.run(streamed(server, body))
+    assert undisturbed.text != plain.text
+    answer = asyncio.run(streamed(server, body, role))
     shared_server.renewed(server)
     assert answer.error is None and answer.done
     assert answer.text == undisturbed.text

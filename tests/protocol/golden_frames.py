@@ -76,10 +76,10 @@ _GROUPS = [e.LayerGroup(), e.LayerGroup("window", 512)]
 _GROUPS_ROW: list[Any] = [["full", 0], ["window", 512]]
 _SIZES: list[Any] = [1000, 16, 64, 2048, 4096, 32000, 5]
 _ADAPTERS = [e.Adapter("sql", "ab12")]
-_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS)
+_CAPACITY = m.Capacity(*_SIZES, _GROUPS, "whole", 3, ["embed"], False, ["no"], _ADAPTERS, [2])
 _ADAPTERS_ROW: list[Any] = [["sql", "ab12"]]
 _CAPACITY_ROW: list[Any] = [
-    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW,
+    *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW, [2],
 ]  # fmt: skip
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me", 2)
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me", 2]
@@ -114,31 +114,31 @@ _PARAMS = SamplingParams(
     smoothing_factor=0.25, smoothing_curve=1.5, xtc_threshold=0.25, xtc_probability=0.5,
     mirostat_mode=2, mirostat_tau=4.0, mirostat_eta=0.25, skew=-0.5, temperature_last=True,
     sampler_order=[6, "xtc"], dry_multiplier=0.5, dry_base=1.25, dry_allowed_length=3,
-    dry_range=64, dry_sequence_breakers=["."], no_repeat_ngram_size=4,
+    dry_range=64, dry_sequence_breakers=["."], no_repeat_ngram_size=4, banned_strings=["dam"],
 )  # fmt: skip
 _PARAMS_ROW: list[Any] = [
     0.5, 0.25, 40, -1, 2, 100, ["\n"], [2], True, 0.125, 1.5, -1.5, 1.25, 3, {7: -2.0}, [7, 8],
     ["dam"], True, False, False, 9, 2, 0, True, _GRAMMAR_ROW, 0.5, 1.5, 2.0, 1.5, 0.25, 0.75,
     0.125, 0.0625, 0.5, 0.25, 1.5, 0.25, 0.5, 2, 4.0, 0.25, -0.5, True, [6, "xtc"], 0.5, 1.25, 3,
-    64, ["."], 4,
+    64, ["."], 4, ["dam"],
 ]  # fmt: skip
 _NO_PARAMS_ROW: list[Any] = [
     None, None, None, None, 1, None, [], [], False, None, 0.0, 0.0, None, 0, {}, None, [], False,
     True, True, None, None, None, False, None, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0,
-    1.0, 0.1, 0.0, 0, 5.0, 0.1, 0.0, False, [], 0.0, 1.75, 2, 0, ["\n", ":", '"', "*"], 0,
+    1.0, 0.1, 0.0, 0, 5.0, 0.1, 0.0, False, [], 0.0, 1.75, 2, 0, ["\n", ":", '"', "*"], 0, [],
 ]  # fmt: skip
 _IDS = b"\x01\x00\x00\x00\xff\x7f\x00\x00"
 _PACKED = PackedLogprobs(2, _IDS)
 _ADJUSTMENTS = s.SlotAdjustments(
     1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR,
-    [s.SamplerStage("xtc", [0.25, 0.5])], s.Dry(0.5, 1.75, 2, 64, _IDS), 4,
+    [s.SamplerStage("xtc", [0.25, 0.5])], s.Dry(0.5, 1.75, 2, 64, _IDS), 4, _IDS, 9,
 )  # fmt: skip
 _SAMPLING = s.SlotSampling(0.5, 40, 0.25, 2**64 - 1, 0.125, _ADJUSTMENTS, 5)
 _SAMPLING_ROW: list[Any] = [
     0.5, 40, 0.25, 2**64 - 1, 0.125,
     [
         *(1.25, -1.5, 1.5, _IDS, _IDS, _IDS, [_IDS], 3, _IDS, _GRAMMAR_ROW),
-        *([["xtc", [0.25, 0.5]]], [0.5, 1.75, 2, 64, _IDS], 4),
+        *([["xtc", [0.25, 0.5]]], [0.5, 1.75, 2, 64, _IDS], 4, _IDS, 9),
     ],
     5,
 ]  # fmt: skip
@@ -252,13 +252,13 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [t.End(0, t.EndReason.ERROR, "</s>", "gone", 500, 300)],
             [t.RowStart(0, 16, 0.25)],
             [t.RowDetails(0, NamedLogprobs(2, _IDS, [b"a"], [4]), None, "echo")],
-            [t.RowEvents(0, _EVENTS, t.Released(3, 1, 1, 2))],
+            [t.RowEvents(0, _EVENTS, t.Released(3, 1, 1, 2, 5))],
         ),
         [
             31, [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
             [[0, 4, "</s>", "gone", 500, 300, -1, 0, 0]], [[0, 16, 0.25, "", 0]],
             [[0, [2, _IDS, [b"a"], [4]], None, "echo"]],
-            [[0, _EVENT_ROWS, [3, 1, 1, 2]]],
+            [[0, _EVENT_ROWS, [3, 1, 1, 2, 5]]],
         ],
     ),
     "Attach": (
@@ -334,12 +334,12 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "Work chat": (
         r.Work(
             _HEAD, r.Chat(b"[]", b"{}"), _PARAMS,
-            [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9))],
+            [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9), b"own")],
             r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
             r.PoolingParams(64, True, False, "query", "document", 512),
         ),
         [
-            _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9]]],
+            _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9, 0], b"own"]],
             [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900], True,
             [64, True, False, "query", "document", 512],
         ],
@@ -347,8 +347,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "Work text": (
         r.Work(r.RequestHead(), r.PromptText("hi", False), _PARAMS, [r.ChoiceState(0)]),
         [
-            _PLAIN_HEAD_ROW, ["text", "hi", False], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0]]], None,
-            False, None,
+            _PLAIN_HEAD_ROW, ["text", "hi", False], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0, 0], b""]],
+            None, False, None,
         ],
     ),
     "Work tokens": (
@@ -376,7 +376,8 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             *(b"prefix", [1, 2], [0, 7], True),
         ),
         [
-            *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0]]], [2, 3], 16, 5, True, True, 2),
+            *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0, 0], b""]], [2, 3], 16, 5),
+            *(True, True, 2),
             b"prefix", [1, 2], [0, 7], True,
         ],
     ),
@@ -384,7 +385,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "309d888700b3625e"
+SCHEMA_HASH = "4d87e24119eb4631"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -395,12 +396,12 @@ GOLDEN: dict[str, str] = {
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
         "dc001103a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
-        "4024000000000000059ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
-        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132c4016d0291974606ce000111"
-        "70cd038440a26d650291a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f75"
-        "9196a474696e7991a174a661736c6565709ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a6"
-        "77696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132cb400400"
-        "0000000000a46e6f6e65"
+        "4024000000000000059fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
+        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102c4016d0291974606ce00"
+        "011170cd038440a26d650291a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a379"
+        "6f759196a474696e7991a174a661736c6565709fcd03e81040cd0800cd1000cd7d00059292a466756c6c00"
+        "92a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102"
+        "cb4004000000000000a46e6f6e65"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91974606ce00011170cd038440a26d6502cd012c",
     "WhoAreYou": "920505",
@@ -410,11 +411,11 @@ GOLDEN: dict[str, str] = {
     "Members": (
         "9a0909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a572"
-        "65616479a09ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
-        "6f6c650391a5656d626564c291a26e6f9192a373716ca46162313203920b0c0291ccc891a26d6591a3796f"
-        "759196a474696e7991a174a661736c6565709ecd03e81040cd0800cd1000cd7d00059292a466756c6c0092"
-        "a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca461623132cb4004"
-        "000000000000a46e6f6e65"
+        "65616479a09fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
+        "6f6c650391a5656d626564c291a26e6f9192a373716ca461623132910203920b0c0291ccc891a26d6591a3"
+        "796f759196a474696e7991a174a661736c6565709fcd03e81040cd0800cd1000cd7d00059292a466756c6c"
+        "0092a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca46162313291"
+        "02cb4004000000000000a46e6f6e65"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (
@@ -422,9 +423,9 @@ GOLDEN: dict[str, str] = {
         "000000000000919401a434626639cb3fd0000000000000cb402000000000000003"
     ),
     "Trace": "930ca86970633a2f2f2f6fcb4004000000000000",
+    "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
     "Ask": "950ea86970633a2f2f2f6607ac66696e645f72657175657374c40561626f7574",
     "Told": "930f07c406616e73776572",
-    "Traced": "960d91a4706c616ec4066576656e7473cd012cc3a462757379",
     "Submit": "981401cd0100a86970633a2f2f2f66c404776f726ba47177656e02a430302d61",
     "Taken": "931501cd0100",
     "Enqueue": (
@@ -449,7 +450,7 @@ GOLDEN: dict[str, str] = {
         "2f733ea4676f6e65cd01f4cd012cff000091950010cb3fd0000000000000a0009194009402c40801000000"
         "ff7f000091c401619104c0a46563686f9193009792a474657874a16192a9726561736f6e696e67a16294a4"
         "63616c6c00a663616c6c2d31a16693a9617267756d656e747300a27b7d92a6766563746f72c40801000000"
-        "ff7f000092a673636f726573c40801000000ff7f000092a3696473c40801000000ff7f00009403010102"
+        "ff7f000092a673636f726573c40801000000ff7f000092a3696473c40801000000ff7f0000950301010205"
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
@@ -494,68 +495,69 @@ GOLDEN: dict[str, str] = {
     "Work chat": (
         "97dc0010a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
         "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c293a463686174c4025b5d"
-        "c4027b7ddc0032cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc00000000000"
+        "c4027b7ddc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc00000000000"
         "00cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000000000000000920708"
         "91a364616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c4040500"
         "0000c40405000000c3c3cb3fe0000000000000cb3ff8000000000000cb4000000000000000cb3ff8000000"
         "000000cb3fd0000000000000cb3fe8000000000000cb3fc0000000000000cb3fb0000000000000cb3fe000"
         "0000000000cb3fd0000000000000cb3ff8000000000000cb3fd0000000000000cb3fe000000000000002cb"
         "4010000000000000cb3fd0000000000000cbbfe0000000000000c39206a3787463cb3fe0000000000000cb"
-        "3ff4000000000000034091a12e04919300c40801000000ff7f0000940401000997c4045b7b7d5da8726571"
-        "756972656491a16691a167c2a668696464656ecd0384c39640c3c2a57175657279a8646f63756d656e74cd"
-        "0200"
+        "3ff4000000000000034091a12e0491a364616d919400c40801000000ff7f0000950401000900c4036f776e"
+        "97c4045b7b7d5da8726571756972656491a16691a167c2a668696464656ecd0384c39640c3c2a571756572"
+        "79a8646f63756d656e74cd0200"
     ),
     "Work text": (
         "97dc0010a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c393a474"
-        "657874a26869c2dc0032cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc00000"
+        "657874a26869c2dc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc00000"
         "00000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000000000000000"
         "92070891a364616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
         "0405000000c40405000000c3c3cb3fe0000000000000cb3ff8000000000000cb4000000000000000cb3ff8"
         "000000000000cb3fd0000000000000cb3fe8000000000000cb3fc0000000000000cb3fb0000000000000cb"
         "3fe0000000000000cb3fd0000000000000cb3ff8000000000000cb3fd0000000000000cb3fe00000000000"
         "0002cb4010000000000000cb3fd0000000000000cbbfe0000000000000c39206a3787463cb3fe000000000"
-        "0000cb3ff4000000000000034091a12e04919300c4009400000000c0c2c0"
+        "0000cb3ff4000000000000034091a12e0491a364616d919400c400950000000000c400c0c2c0"
     ),
     "Work tokens": (
         "97dc0010a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c392a674"
-        "6f6b656e73c40801000000ff7f0000dc0032c0c0c0c001c09090c2c0cb0000000000000000cb0000000000"
+        "6f6b656e73c40801000000ff7f0000dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000"
         "000000c00080c090c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000"
         "cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb000000000000"
         "0000cb3ff0000000000000cb0000000000000000cb3ff0000000000000cb3fb999999999999acb00000000"
         "0000000000cb4014000000000000cb3fb999999999999acb0000000000000000c290cb0000000000000000"
-        "cb3ffc000000000000020094a10aa13aa122a12a0090c0c2c0"
+        "cb3ffc000000000000020094a10aa13aa122a12a009090c0c2c0"
     ),
     "Work pair": (
         "97dc0010a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c393a470"
-        "616972a161a162dc0032c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090"
+        "616972a161a162dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090"
         "c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb00000000000000"
         "00cb0000000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000cb3ff0000000"
         "000000cb0000000000000000cb3ff0000000000000cb3fb999999999999acb000000000000000000cb4014"
         "000000000000cb3fb999999999999acb0000000000000000c290cb0000000000000000cb3ffc0000000000"
-        "00020094a10aa13aa122a12a0090c0c2c0"
+        "00020094a10aa13aa122a12a009090c0c2c0"
     ),
     "Work inputs": (
         "97dc0010a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c392a669"
         "6e707574739392a6746f6b656e73c40801000000ff7f000093a474657874a26869c393a470616972a161a1"
-        "62dc0032c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0c0c0"
+        "62dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0c0c0"
         "c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb00000000"
         "00000000cb3ff0000000000000cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000"
         "000000000000cb3ff0000000000000cb3fb999999999999acb000000000000000000cb4014000000000000"
         "cb3fb999999999999acb0000000000000000c290cb0000000000000000cb3ffc000000000000020094a10a"
-        "a13aa122a12a0090c0c2c0"
+        "a13aa122a12a009090c0c2c0"
     ),
     "TokenWork": (
         "9edc0010a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
         "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c40801000000ff7f0000"
-        "c40873616d706c696e67919301c40094000000009202031005c3c302c406707265666978920102920007c3"
+        "c40873616d706c696e67919401c400950000000000c4009202031005c3c302c40670726566697892010292"
+        "0007c3"
     ),
     "SlotSampling": (
-        "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009dcb3ff400"
+        "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009fcb3ff400"
         "0000000000cbbff8000000000000cb3ff8000000000000c40801000000ff7f0000c40801000000ff7f0000"
         "c40801000000ff7f000091c40801000000ff7f000003c40801000000ff7f000098a57265676578a2612bc3"
         "af726573706f6e73655f666f726d6174c40405000000c40405000000c3c39192a378746392cb3fd0000000"
         "000000cb3fe000000000000095cb3fe0000000000000cb3ffc0000000000000240c40801000000ff7f0000"
-        "0405"
+        "04c40801000000ff7f00000905"
     ),
 }
 """The bytes of each sample, without the frame's prefix, in hex."""

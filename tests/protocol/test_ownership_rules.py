@@ -493,7 +493,9 @@ def test_only_what_no_engine_has_accepted_can_wait_too_long(frontend: Any) -> No
     sent.take()
     ledger.end_waiting("", lambda began: began < 5.0, "no engine came")
     assert (ear.heard, young.heard, accepted.heard) == ([503], [], [2])
-    assert sent.take(Cancel) == [(address(TOKENIZER), Cancel([number], [0x1FF], [-1]))]
+    assert sent.take(Cancel) == [
+        (address(TOKENIZER), Cancel([number], [first_attempt(2) - 1], [-1]))
+    ]
 
 
 def test_a_ledger_may_be_told_to_wait_longer_for_a_tokenizer() -> None:

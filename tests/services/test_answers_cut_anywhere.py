@@ -32,7 +32,8 @@ from penstock.client.meters import Meters
 from penstock.client.sink import RowExtras, row_extras
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.ownership.choice import Choice
-from penstock.protocol.ownership.text_rows import TextRows, TokenExtras
+from penstock.protocol.ownership.guard import TokenExtras
+from penstock.protocol.ownership.text_rows import TextRows
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowLogprobs
 from penstock.services.frontend.bodies.openai_responses import ResponsesBody

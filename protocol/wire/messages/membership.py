@@ -42,6 +42,8 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     labels: list[str] = []
     """What the scores of ``classify`` stand for, in their order."""
     adapters: list[Adapter] = []
+    ends: list[int] = []
+    """End tokens of the model."""
 
     @property
     def done(self) -> list[str]:

@@ -1,10 +1,10 @@
 """A request on its way to an engine, and every word about who holds it.
 
 A request is named by ``id`` (made by its frontend, unique in the cluster) and ``attempt``.
-``attempt`` is ``submission << 8 | enqueue``: the frontend counts submissions, the tokenizer that
-holds one counts its enqueues. A higher attempt always replaces a lower one of the same id.
-The ``n`` choices of a request travel together; rows of tokens name the choice. They share a
-prompt, or each has its own (``Inputs``).
+``attempt`` is ``submission << ATTEMPT_BITS | enqueue``: the frontend counts submissions, the
+tokenizer that holds one counts its enqueues. A higher attempt always replaces a lower one of the
+same id. The ``n`` choices of a request travel together; rows of tokens name the choice. They share
+a prompt, or each has its own (``Inputs``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from msgspec import Meta
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.tokens import Released
 
-ATTEMPT_BITS = 8
+ATTEMPT_BITS = 16
+"""Room for the restarts of a submission, and for the redraws of all its choices."""
 TOKEN_BYTES = 4
 """Bytes of a token id in a message: int32, little endian."""
 MAX_CACHE_SALT = 128
@@ -58,6 +59,8 @@ class ChoiceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     output: bytes = b""
     """int32 token ids, little endian."""
     released: Released = msgspec.field(default_factory=Released)
+    sampling: bytes = b""
+    """An encoded ``SlotSampling`` of its own, where its draws differ from the other choices'."""
 
 
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat", gc=False):

@@ -104,6 +104,10 @@ class SlotAdjustments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dry: Dry | None = None
     no_repeat_ngram: int = 0
     """No sequence of so many tokens comes twice; 0: it may."""
+    banned: bytes = b""
+    """Ids of tokens that may not come …"""
+    banned_until: int = 0
+    """… before there are so many output tokens."""
 
     @property
     def penalised(self) -> bool:

@@ -164,6 +164,8 @@ class Released(msgspec.Struct, array_like=True, gc=False):
     """Calls that were opened."""
     arguments: int = 0
     """Characters of ``ToolArguments``, over all calls."""
+    redraws: int = 0
+    """How often the choice had gone back when the last of its tokens here was drawn."""
 
     def add(self, events: list[Event]) -> None:
         """Count what goes out now."""

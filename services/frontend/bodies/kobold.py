@@ -30,6 +30,7 @@ SAMPLING = {
     "rep_pen": "repetition_penalty",
     "sampler_seed": "seed",
     "banned_tokens": "bad_words",
+    "banned_strings": "",
     "top_a": "",
     "tfs": "",
     "typical": "typical_p",

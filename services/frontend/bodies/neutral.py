@@ -27,9 +27,6 @@ _NEUTRAL: dict[str, tuple[Any, ...] | SameAs] = {
     "suffix": ("",),
     "best_of": SameAs("n", 1),
     # vLLM
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
     "logits_processors": NO_ITEMS,
     "add_special_tokens": (True,),
     "detokenize": (True,),

@@ -140,6 +140,7 @@ SAMPLING_NAMES = (
     "dry_range",
     "dry_sequence_breakers",
     "no_repeat_ngram_size",
+    "banned_strings",
 )
 """Sampling parameters that the body takes as the other routes do."""
 

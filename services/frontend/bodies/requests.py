@@ -90,6 +90,20 @@ class GenerationBody(_SamplingFields, kw_only=True):
     return_token_ids: Annotated[
         Flag, _said("Return the ids of the prompt's tokens and of all generated ones.")
     ] = None
+    use_beam_search: Annotated[
+        Flag,
+        _said("Search the likeliest answers as a whole, with n beams or best_of; not streamed."),
+    ] = None
+    length_penalty: (
+        Annotated[
+            float,
+            Meta(ge=-10, le=10, description="Beams: above 0 longer answers are preferred."),
+        ]
+        | None
+    ) = None
+    early_stopping: Annotated[
+        Flag, _said("Beams: end as soon as so many answers as beams have ended.")
+    ] = None
     user: User | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None

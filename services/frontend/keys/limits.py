@@ -127,7 +127,8 @@ def most_tokens(asked: GenerateRequest, context: int) -> tuple[int, bool]:
     longest = max(1, context - prompts // max(1, len(asked.prompts)))
     limit = asked.params.max_tokens
     output = min(longest, UNSAID_OUTPUT if limit is None else limit)
-    choices = len(asked.prompts) * asked.params.n
+    each = asked.params.n if asked.beams is None else asked.beams.beam_width
+    choices = len(asked.prompts) * each
     return prompts + choices * output, limit is not None
 
 

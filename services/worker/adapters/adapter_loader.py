@@ -66,7 +66,7 @@ class AdapterLoader:
             checked = AdapterFolder(Path(asked.folder), self.adapters.sizes, self._max_rank)
             read = checked.read(self.adapters.item_bytes)
             return _Read(asked, replaces, read.digest, self.adapters.prepared(read))
-        except BadModelFolder as error:
+        except (BadModelFolder, RuntimeError) as error:
             return _Read(asked, replaces, reason=str(error))
 
     def finished(self) -> list[AdapterLoaded]:

@@ -6,18 +6,22 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+import torch
+
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.adapters import named_folders
+from penstock.protocol.config.fields import LoadingConfig
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.services.worker.adapters.model_adapters import ModelAdapters, layer_sizes
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
-from penstock.services.worker.loaded_model import words_of_others
+from penstock.services.worker.loaded_model import AttentionAlone, words_of_others
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.registry import adapter_for
 
 _log = logging.getLogger("penstock.worker")
@@ -51,6 +55,15 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
             AdapterFolder(folder, sizes, config.loading.max_lora_rank)
 
 
+def kernels_for_adapters(
+    config: Config, kernels: DenseModel | AttentionAlone | str
+) -> DenseModel | AttentionAlone | str:
+    """What computes a model: with adapters all layers are our kernels' or all are torch's."""
+    if isinstance(kernels, AttentionAlone) and _flag(config):
+        return f"{kernels.reason}, and adapters are for layers that are kernels"
+    return kernels
+
+
 def _flag(config: Config) -> str:
     """What asks for adapters; empty: nothing does."""
     if config.loading.lora:
@@ -58,20 +71,21 @@ def _flag(config: Config) -> str:
     return "--lora-dirs" if config.launch.lora_dirs else ""
 
 
-def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
+def load_adapters(
+    config: Config, model: CausalModel, *, in_places: bool = False
+) -> tuple[list[Adapter], ModelAdapters | None]:
     """Load those that ``--lora`` names into a model that is not prepared yet; see
-    ``check_adapters``.
+    ``check_adapters``. in_places: see ``DeviceAdapters``; the model is in the form of our kernels.
 
-    All are checked before the first is read. Raises ``BadModelFolder``, and ``ConfigError`` where
-    the model takes none.
+    All are checked before the first is read. Returns ``None`` where nothing asks for adapters.
+    Raises ``BadModelFolder``, and ``ConfigError`` where the model takes none.
     """
     wanted, flag = named_folders(config), _flag(config)
     if not flag:
-        return []
+        return [], None
     if not isinstance(model, Decoder):
         raise ConfigError(f"{flag}: {words_of_others(model)}, which takes no adapters")
-    adapters = ModelAdapters(model, config.loading.max_loras)
-    model.adapters = adapters
+    adapters = _made(config.loading, model, in_places=in_places)
     checked = {}
     for name, folder in wanted:
         with _told(name, required=config.loading.lora_required):
@@ -80,9 +94,20 @@ def load_adapters(config: Config, model: CausalModel) -> list[Adapter]:
     for name, one in checked.items():
         with _told(name, required=config.loading.lora_required):
             read = one.read(adapters.item_bytes)
-            adapters.add(read)
+            with torch.inference_mode():
+                adapters.add(read)
             found.append(Adapter(name, read.digest))
-    return found
+    return found, adapters
+
+
+def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
+    if not in_places:
+        model.adapters = ModelAdapters(model, loading.max_loras)
+        return model.adapters
+    from penstock.services.worker.adapters.device_adapters import DeviceAdapters
+
+    with torch.inference_mode():
+        return DeviceAdapters(model, loading.max_loras, loading.max_lora_rank)
 
 
 @contextlib.contextmanager

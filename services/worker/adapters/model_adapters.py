@@ -11,7 +11,12 @@ from torch import Tensor
 from penstock.kernels.low_rank import LowRank, LowRankPart
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
-from penstock.services.worker.adapters.peft_folder import LayerSize, LowRankPair, ReadAdapter
+from penstock.services.worker.adapters.peft_folder import (
+    LayerSize,
+    LowRankPair,
+    ReadAdapter,
+    largest,
+)
 from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_shares import share_of
@@ -51,6 +56,8 @@ class _Target(NamedTuple):
     first: int
     """… and where they begin among this rank's."""
     inputs: range
+    factor: float
+    """What the layer's results are multiplied by where the weights hold that."""
 
 
 class ModelAdapters:
@@ -87,9 +94,15 @@ class ModelAdapters:
                 first = 0
                 for name, rows in share.outputs.items():
                     self._targets[prefix + name] = _Target(
-                        linear, self.layers[at][which], rows, first, share.inputs
-                    )
+                        linear, self.layers[at][which], rows, first, share.inputs,
+                        self.factor(at, which),
+                    )  # fmt: skip
                     first += sum(map(len, rows))
+
+    def factor(self, layer: int, which: int) -> float:
+        """What the weights of one of this rank's linear layers are multiplied by, beside what a
+        checkpoint holds; which: of ``LayerLinears``."""
+        return 1.0
 
     @property
     def item_bytes(self) -> int:
@@ -117,15 +130,31 @@ class ModelAdapters:
             return known
         taken = set(self.numbers.values())
         if len(taken) >= self._most + replaces:
-            raise RuntimeError(
-                f"{len(taken)} adapters are loaded, and --max-loras allows {self._most}; unload "
-                "one, or wait until what was unloaded or replaced has no request any more"
-            )
-        number = next(one for one in range(1, self._most + 2) if one not in taken)
-        for product, update in updates.items():
-            product.updates[number] = update
+            self.give_up(digest)
+            raise RuntimeError(self.no_room(len(taken)))
+        number = self.number_for(digest, taken)
+        self.keep(number, updates)
         self.numbers[digest] = number
         return number
+
+    def no_room(self, taken: int) -> str:
+        """Why one more adapter has no place beside so many, in words."""
+        return (
+            f"{taken} adapters are loaded, and --max-loras allows {self._most}; unload one, or "
+            "wait until what was unloaded or replaced has no request any more"
+        )
+
+    def number_for(self, digest: str, taken: set[int]) -> int:
+        """The number of a new adapter."""
+        return next(one for one in range(1, self._most + 2) if one not in taken)
+
+    def keep(self, number: int, updates: dict[AdaptedLinear, LowRank]) -> None:
+        """Let the products apply an adapter from now on."""
+        for product, update in updates.items():
+            product.updates[number] = update
+
+    def give_up(self, digest: str) -> None:
+        """What was prepared is not placed."""
 
     def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:
         """What this rank adds to each of its layers, on the device. Raises ``BadModelFolder`` on
@@ -139,9 +168,9 @@ class ModelAdapters:
 
     def _check_range(self, module: str, pair: LowRankPair) -> None:
         """Conversion is monotonic, so the largest number of each matrix tells for all."""
-        most = (pair.down.abs().max(), pair.up.float().abs().max() * abs(pair.scale))
+        most = (largest(pair.down), largest(pair.up) * abs(pair.scale))
         for which, one in zip("AB", most, strict=True):
-            if not bool(torch.isfinite(one.to(self._dtype))):
+            if not bool(torch.isfinite(torch.tensor(one).to(self._dtype))):
                 raise BadModelFolder(
                     f"{module}.lora_{which}: scaled by {pair.scale:g}, its largest number is out "
                     f"of the range of {self._dtype}"
@@ -162,7 +191,7 @@ class ModelAdapters:
         if (order := target.linear.order) is not None:
             own = order[target.first : target.first + len(up)] - target.first
             up[: len(own)] = up[own]
-        scaled = up.float() * pair.scale
+        scaled = up.float() * (pair.scale * target.factor)
         return scaled.to(device=self._device, dtype=self._dtype).contiguous()
 
     def remove(self, digest: str) -> None:

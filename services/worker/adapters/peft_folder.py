@@ -185,11 +185,18 @@ class AdapterFolder:
             if not count:
                 raise BadModelFolder(f"{self._file.path}: it became shorter while it was read")
             done += count
-        if not bool(torch.isfinite(tensor).all()):
+        if not math.isfinite(largest(tensor)):
             raise BadModelFolder(
                 f"{self._file.path}: tensor {shown(name)} holds numbers that are not finite"
             )
         return tensor
+
+
+def largest(tensor: Tensor) -> float:
+    """Of the absolute values; NaN where there is one. In one pass: looking at each number whether
+    it is finite takes twenty times as long."""
+    low, high = tensor.aminmax()
+    return float(torch.maximum(-low, high))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -48,9 +48,9 @@ def _bits(values: npt.NDArray[np.float32]) -> IntArray:
 
 
 def _entries_of(asked: SlotAdjustments) -> int:
-    """Biases and ends that are entries of a slot; the masks of a grammar know of ends."""
+    """Biases and bans that are entries of a slot; the masks of a grammar know of ends."""
     ends = asked.ends if asked.grammar is None else b""
-    return (len(asked.biased) + len(ends)) // 4
+    return (len(asked.biased) + len(ends) + len(asked.banned)) // 4
 
 
 def _bits_of(asked: SlotAdjustments | None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.slots import bring_forward, embed
 from penstock.kernels.gpu.softcap import softcap
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.gpu.adapted_decoder import AdaptedDecoder
+from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
@@ -48,6 +51,9 @@ from penstock.services.worker.models.dense import (
     tables_of,
 )
 from penstock.services.worker.models.dense_form import half_tables
+
+if TYPE_CHECKING:
+    from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 
 
 class GpuDecoder(StepDecoder):
@@ -142,11 +148,22 @@ class GpuDecoder(StepDecoder):
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
         """See ``StepDecoder``; the last layer up to its attention."""
+        products = self._products(rows, mixed=chunks is not None)
+        self.body_by(products, rows, num_decode, chunks, shared)
+
+    def body_by(
+        self,
+        products: LayerProducts,
+        rows: int,
+        num_decode: int,
+        chunks: ChunkRows | None,
+        shared: bool,
+    ) -> None:
+        """``body`` with these products."""
         weights = self.weights
         self.attention.plan(num_decode, shared)
         tokens = self._decode_tokens[:rows] if chunks is None else chunks.tokens[:rows]
         self._embed(tokens, rows)
-        products = self._products(rows, mixed=chunks is not None)
         products.begin(rows)
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
@@ -178,10 +195,14 @@ class GpuDecoder(StepDecoder):
         return fused if rows <= most else self._library
 
     def head(self, count: int) -> None:
+        self.head_by(self._products(count, mixed=False), count)
+
+    def head_by(self, products: LayerProducts, count: int) -> None:
+        """``head`` with these products."""
         space = self.space
         index = self.state.sample_index[:count]
         bring_forward(space.attention_output.flatten(1), space.residual, index)
-        self._finish(count, mixed=False)
+        self._finish(products, count)
         hopper = self.products.kernels
         if hopper and hopper.head and count <= hopper.bounds[1]:
             hopper.head(0, count, space.logits[:count])
@@ -194,16 +215,19 @@ class GpuDecoder(StepDecoder):
             softcap(logits, self.config.logit_softcap)
 
     def head_of_all(self, rows: int, count: int) -> None:
+        self.head_of_all_by(self._products(rows, mixed=True), rows, count)
+
+    def head_of_all_by(self, products: LayerProducts, rows: int, count: int) -> None:
+        """``head_of_all`` with these products."""
         space = self.space
-        self._finish(rows, mixed=True)
+        self._finish(products, rows)
         sampled = space.projected[:count]  # nothing of the layers is in it any more
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
         self.weights.lm_head.apply(sampled, space.logits[:count])
         self._cap(space.logits[:count])
 
-    def _finish(self, rows: int, mixed: bool) -> None:
+    def _finish(self, products: LayerProducts, rows: int) -> None:
         """The last layer behind its attention, and the final norm, for the first ``rows`` rows."""
-        products = self._products(rows, mixed)
         self._behind_attention(products, len(self.weights.layers) - 1, rows)
         products.end(rows)
 
@@ -235,8 +259,10 @@ def dense_executor(
     capacity: EngineSizes,
     compression: Compression | None = None,
     kind: KVCacheKind = "auto",
+    adapters: DeviceAdapters | None = None,
 ) -> DraftingGpuExecutor:
-    """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory."""
+    """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory;
+    adapters: of rows that ask for one."""
     compressed = compression or no_compression("nobody has asked for it")
 
     def make(state: BatchState, max_rows: int) -> GpuDecoder:
@@ -250,5 +276,20 @@ def dense_executor(
         return made
 
     executor = DraftingGpuExecutor(capacity, weights.embedding.device, make)
+    if adapters is not None:
+        _adapt(executor, adapters)
     executor.summary += f"; {compressed.summary}"
     return executor
+
+
+def _adapt(executor: DraftingGpuExecutor, adapters: DeviceAdapters) -> None:
+    """Let an executor compute rows with adapters."""
+    decoder, max_rows = executor.decoder, executor.chunks.max_rows
+    if not isinstance(decoder, GpuDecoder):
+        raise TypeError(f"{type(decoder).__name__} takes no adapters")
+    with torch.inference_mode():
+        device = executor.chunks.slots.device
+        tiles = AdapterTiles(executor.slots, max_rows, adapters.places, device)
+        adapted = AdaptedDecoder(decoder, adapters, tiles, max_rows)
+        executor.adapt(adapters.numbers, adapted, tiles)
+    executor.summary += f"; {adapted.summary}"

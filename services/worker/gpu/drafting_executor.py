@@ -76,7 +76,9 @@ class DraftingGpuExecutor(GpuExecutor):
         flight = self._flight[-1]
         flight.launched, flight.waited = begun, self._waited
         if self._waited and flight.drafts is None:
-            self._pause += _WEIGHT * (time.perf_counter() - self._last_end - self._pause)
+            pause = time.perf_counter() - self._last_end
+            self._pause += _WEIGHT * (pause - self._pause)
+            self.drafting.wasted(flight.rows, pause)
 
     def _wait_for_all(self) -> None:
         self._waited = True
@@ -112,7 +114,7 @@ class DraftingGpuExecutor(GpuExecutor):
         """The step with the drafts that pay; waits for what is under way where they seem to."""
         if not drafting.budget.may_look(len(step.decoding)):
             return step
-        under_way = sum(not flight.is_over for flight in self._flight)
+        under_way = sum(not self._is_over(flight, wait=False) for flight in self._flight)
         drafting.budget.lead_seconds = self._pause if under_way else 0.0
         if under_way:
             if not drafting.pays(step, self.slots, under_way):
@@ -125,17 +127,18 @@ class DraftingGpuExecutor(GpuExecutor):
     ) -> InFlight:
         """step: the one without drafts. Its rows without drafts get what they get in any step."""
         laid, ring, rows = lay_out(step, drafts), self._next_ring(), len(step.sampled)
-        padded = self.graphs.mixed_rows(laid.num_rows, ChunkRows.tiles_of(laid.step))
+        graphs = self._graphs_of(laid.step, ring)
+        padded = graphs.mixed_rows(laid.num_rows, ChunkRows.tiles_of(laid.step))
         self.chunks.send(laid.step, padded, self._chunk_buffers[ring], every_row=True)
         self._state.update(laid.step, laid.sample_rows, ring)
-        self.graphs.run_mixed(padded, len(laid.step.decoding))
+        graphs.run_mixed(padded, len(laid.step.decoding))
         host, space = self._results[ring], self.decoder.space
         drawn, failures, openings = self._allow(step, ring)
         failures = failures + self.slots.unreadable_rows(step)
-        self._recall(step, 0)
+        self._recall(graphs, step, 0)
         every = len(laid.sample_rows)
-        self.decoder.head_of_all(padded, every)
-        self._choose(step, rows, openings, has_logits=True)
+        graphs.decoder.head_of_all(padded, every)
+        self._choose(graphs, step, rows, openings, made=True)
         host.copy_(space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, [])
         more = self._draws.draw(

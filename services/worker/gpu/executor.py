@@ -21,15 +21,17 @@ import torch
 from penstock.kernels.gpu.cache_keys import make_keys_stable
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
 from penstock.protocol.process.trace import PREPARE, TRACE
-from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
+from penstock.protocol.wire.messages.engine import Adapter, EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, RowFailure, StepPlan, StepResult
+from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.graphs import ROW_UNITS, StepGraphs
+from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
 from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.step_decoder import StepDecoder
+from penstock.services.worker.gpu.step_shape import STEP_SHAPE
 from penstock.services.worker.gpu.step_times import StepTimes
 from penstock.services.worker.grammar_rows import GrammarRows
 from penstock.services.worker.memory_account import MemoryAccount
@@ -40,32 +42,9 @@ from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
 if TYPE_CHECKING:
+    from penstock.services.worker.adapters.adapter_loader import AdapterLoader
     from penstock.services.worker.rank_group import Meeting
     from penstock.services.worker.speculation.drafting import DraftCounts
-
-STEP_SHAPE = StepShape(
-    row_units=ROW_UNITS,
-    chunk_tokens=1024,
-    prefill_factor=1.25,
-    prefill_factor_each=0.4,
-    most_prefill_factor=4.4,
-    certain_share=0.6,
-    round_trip_seconds=0.0015,
-    lead_seconds=0.015,
-)
-"""Measured on an H200.
-
-A step of 1,280 tokens computes 335 of them a millisecond, one of 8,192 380 (Qwen3-0.6B). A prefill
-token beside 14 decode rows of Qwen3-8B takes 15 µs in a step of 256 rows, 18 in one of 512 and 21
-in one of 1,024. Of 64 streams of Qwen3-8B nearly every second pause is one with prefill, 15 ms, and
-the others are 7: with 0.3 for each and 3.5 at most the median is 7.2 to 7.3, close to the former,
-with these 7.05.
-
-A token costs more behind a long context than behind none, and the first steps are slow; of a step
-of 50 ms the certain share leaves enough to hear 150 prompts of 2,000 tokens. A round trip wakes six
-sleeping threads, 1.1 to 1.6 ms; taking in 128 long prompts takes the scheduler 7 ms and the worker
-5."""
-
 
 MakeDecoder = Callable[[BatchState, int], StepDecoder]
 
@@ -78,6 +57,7 @@ class GpuExecutor:
     generates = True
     labels: list[str] = []
     adapters: list[Adapter] = []
+    loader: AdapterLoader | None = None
     described = ""
     max_in_flight = RING - 1
     shape = STEP_SHAPE
@@ -110,10 +90,19 @@ class GpuExecutor:
         self.device, self.dtype = placement(device, self.decoder.space.logits.dtype)
         self.summary = self.decoder.summary
         self.graphs = StepGraphs(self.decoder, self.chunks)
+        self.adapted: StepGraphs | None = None
+        """Of steps in which a row has an adapter; ``None``: there are none."""
+        self._adapter_tiles: AdapterTiles | None = None
         self._flight: deque[InFlight] = deque()
         self._turn = 0
         self._last_end = 0.0
         self._step_times = StepTimes()
+
+    def adapt(self, numbers: Mapping[str, int], decoder: StepDecoder, tiles: AdapterTiles) -> None:
+        """Take adapters. numbers: of those that are loaded; decoder: computes the steps in which
+        the rows that ``tiles`` names have some."""
+        self.slots.adapter_numbers = numbers
+        self.adapted, self._adapter_tiles = StepGraphs(decoder, self.chunks), tiles
 
     def _host(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.int32, pin_memory=self._on_gpu)
@@ -138,11 +127,16 @@ class GpuExecutor:
 
     def reset(self) -> None:
         """Drop all slots, and the steps that are under way."""
-        self.slots.reset()
-        self._state.forget()
+        self._forget()
         self._flight.clear()
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
+
+    def _forget(self) -> None:
+        self.slots.reset()
+        self._state.forget()
+        if self._adapter_tiles is not None:
+            self._adapter_tiles.forget()
 
     def launch(self, plan: StepPlan) -> None:
         """Put one step on the stream. At most ``max_in_flight`` may be under way."""
@@ -155,8 +149,7 @@ class GpuExecutor:
                 self._flight.append(self._launch(plan, step, launched))
                 self.slots.advance(step)
         except BaseException:
-            self.slots.reset()
-            self._state.forget()
+            self._forget()
             raise
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -180,6 +173,8 @@ class GpuExecutor:
         """All kernels must have run."""
         with torch.inference_mode():
             self.graphs.capture(self.capacity.max_num_seqs)
+            if self.adapted is not None:
+                self.adapted.capture(self.capacity.max_num_seqs)
         if self.graphs.why_none:
             self.summary += (
                 f"; no CUDA graphs, each step is launched kernel by kernel: {self.graphs.why_none}"
@@ -193,6 +188,8 @@ class GpuExecutor:
             self.decoder.draw(1)
             choices = beside.submit(self._run_choices, most)
             self.graphs.run_padding(most)
+            if self.adapted is not None:
+                self.adapted.run_padding(most)
             choices.result()
 
     @torch.inference_mode()
@@ -210,8 +207,9 @@ class GpuExecutor:
         total = decoding + sum(len(chunk.tokens) for chunk in step.chunks)
         asked = asking_chunks(step)
         every = bool(asked) or any(len(chunk.drawn) for chunk in step.chunks)
+        graphs = self._graphs_of(step, ring)
         if step.chunks:
-            padded = self.graphs.mixed_rows(total, self.chunks.tiles_of(step))
+            padded = graphs.mixed_rows(total, self.chunks.tiles_of(step))
             buffer = self._chunk_buffers[ring]
             sample_rows = self.chunks.send(step, padded, buffer, every_row=every)
         else:
@@ -222,18 +220,18 @@ class GpuExecutor:
             TRACE.add(PREPARE, traced, plan.step)
             begun = self._event(timed=True)
         if step.chunks:
-            self.graphs.run_mixed(padded, decoding)
+            graphs.run_mixed(padded, decoding)
         elif decoding:
-            self.graphs.run_decode(decoding, self._state.is_shared)
+            graphs.run_decode(decoding, self.shares_a_prefix and graphs.decoder.shares_prefixes)
         host = self._results[ring]
         drawn, failures, openings = self._allow(step, ring)
         failures = failures + self.slots.unreadable_rows(step)
-        has_logits = self._recall(step, padded if step.chunks else 0)
+        has_logits = self._recall(graphs, step, padded if step.chunks else 0)
         if asked and not has_logits:
-            self.decoder.head_of_all(padded, rows)
+            graphs.decoder.head_of_all(padded, rows)
             has_logits = True
         if rows:
-            self._choose(step, rows, openings, has_logits=has_logits)
+            self._choose(graphs, step, rows, openings, made=has_logits)
             host.copy_(self.decoder.space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, asked)
         event = self._event(timed=bool(traced))
@@ -241,6 +239,12 @@ class GpuExecutor:
             plan.epoch, plan.step, rows, host, event, launched, drawn, self._noted(step), failures,
             logprobs, begun,
         )  # fmt: skip
+
+    def _graphs_of(self, step: PlannedStep, ring: int) -> StepGraphs:
+        """Those of steps with adapters if a row has one."""
+        if self._adapter_tiles is None or self.adapted is None:
+            return self.graphs
+        return self.adapted if self._adapter_tiles.update(step, ring) else self.graphs
 
     def _next_ring(self) -> int:
         """Which host buffers are free for the next step."""
@@ -308,7 +312,7 @@ class GpuExecutor:
                 took(slots, flight.result.numpy()[0][rows])
         flight.drawn, flight.noted = {}, {}
 
-    def _recall(self, step: PlannedStep, padded: int) -> bool:
+    def _recall(self, graphs: StepGraphs, step: PlannedStep, padded: int) -> bool:
         """Show what samplers must know of earlier tokens; whether logits of all rows were made."""
         self.sampler.stages.plan(step.sampled)
         rows = self.sampler.history.asking(step.sampled)
@@ -319,7 +323,7 @@ class GpuExecutor:
         if not recalling:
             return False
         count = len(step.sampled)
-        self.decoder.head_of_all(padded, count)
+        graphs.decoder.head_of_all(padded, count)
         logits = self.decoder.space.logits[:count]
         sampled = logits.clone()  # the rows that follow are made in the same memory
         for first, chunk in recalling:
@@ -328,15 +332,15 @@ class GpuExecutor:
         return True
 
     def _choose(
-        self, step: PlannedStep, rows: int, openings: dict[int, int], has_logits: bool
+        self, graphs: StepGraphs, step: PlannedStep, rows: int, openings: dict[int, int], made: bool
     ) -> None:
-        """Tokens for the step's logits rows; openings: see ``Masks``; has_logits: they are made."""
+        """Tokens for the step's logits rows; openings: see ``Masks``; made: the logits are."""
         plain = not self.sampler.needed(step.sampled)
-        if plain and not has_logits:
-            self.graphs.run_head_and_draw(rows)
+        if plain and not made:
+            graphs.run_head_and_draw(rows)
             return
-        if not has_logits:
-            self.graphs.run_head(rows)
+        if not made:
+            graphs.run_head(rows)
         if plain:
             self.decoder.draw(rows)
         else:

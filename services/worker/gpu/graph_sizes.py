@@ -32,6 +32,8 @@ NODE_BYTES = 4 * 1024
 """What a kernel in a graph is counted with."""
 LAYER_NODES, OTHER_NODES = 10, 6
 """Kernels of a layer, and of a step beside its layers, at most."""
+ADAPTED_LAYER_NODES = LAYER_NODES + 8
+"""Those of a layer in steps with adapters: two more for each linear layer."""
 FEW_LAYER_NODES = 70
 """Kernels of a layer of modelling code that is not ours: of Qwen3's in transformers 62."""
 

@@ -56,7 +56,7 @@ class StepGraphs:
     """Runs the parts of a step: as graphs where one was captured, else launch by launch."""
 
     def __init__(self, decoder: StepDecoder, chunks: ChunkRows) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._chunks = chunks
         self._sizes: list[int] = []
         self._shared_steps: list[int] = []
@@ -76,26 +76,26 @@ class StepGraphs:
 
         Padding rows read slot 0 at most and write nothing that a slot owns.
         """
-        self._decoder.state.warm_up()
+        self.decoder.state.warm_up()
         sizes = self._sizes_of(most)
         for size in reversed(sizes.decode):
             if size <= MOST_ROWS or size == most or not size & (size - 1):
-                self._decoder.body(size, size, None)
+                self.decoder.body(size, size, None)
                 self._head_and_draw(size)
         for size in sizes.shared:
-            self._decoder.body(size, size, None, True)
-        self._decoder.commit(1, 1)
+            self.decoder.body(size, size, None, True)
+        self.decoder.commit(1, 1)
         self._chunks.clear()
         self._chunks.num_tiles = 1
         for bound in sizes.bounds:
-            self._decoder.body(self._chunks.max_rows, bound, self._chunks)
-        for rows in self._decoder.row_classes:
+            self.decoder.body(self._chunks.max_rows, bound, self._chunks)
+        for rows in self.decoder.row_classes:
             if rows < self._chunks.max_rows:
-                self._decoder.body(rows, sizes.bounds[0], self._chunks)
-        self._decoder.head_of_all(self._chunks.max_rows, 1)
+                self.decoder.body(rows, sizes.bounds[0], self._chunks)
+        self.decoder.head_of_all(self._chunks.max_rows, 1)
 
     def _sizes_of(self, most: int) -> GraphSizes:
-        return self._decoder.graph_sizes(most, self._chunks.max_rows)
+        return self.decoder.graph_sizes(most, self._chunks.max_rows)
 
     def capture(self, most: int) -> None:
         """Record every graph, for up to ``most`` decode rows; all kernels must have run once.
@@ -111,21 +111,21 @@ class StepGraphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as failure:
-            if not self._decoder.may_wait:
+            if not self.decoder.may_wait:
                 raise
             self.why_none = f"capture failed: {short(failure)}"
             self._drop()
 
     def _why_not(self) -> str:
         """Whether a step waits for the device, which no graph can hold; empty if none does."""
-        if not self._decoder.may_wait:
+        if not self.decoder.may_wait:
             return ""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "a prototype": capture fails on what it does not see
             torch.cuda.set_sync_debug_mode("error")
         try:
-            self._decoder.body(1, 1, None)
+            self.decoder.body(1, 1, None)
             self._head_and_draw(1)
         except torch.OutOfMemoryError:
             raise
@@ -175,23 +175,23 @@ class StepGraphs:
         """Record the steps of every size, with up to ``most`` sequences."""
         sizes, shared, mixed, bounds = self._sizes_of(most)
         for size in reversed(sizes):
-            self._bodies[size] = record(partial(self._decoder.body, size, size, None))
-            self._heads[size] = record(partial(self._decoder.head, size))
+            self._bodies[size] = record(partial(self.decoder.body, size, size, None))
+            self._heads[size] = record(partial(self.decoder.head, size))
             self._heads_and_draws[size] = record(partial(self._head_and_draw, size))
         for size in reversed(shared):
-            self._shared[size] = record(partial(self._decoder.body, size, size, None, True))
+            self._shared[size] = record(partial(self.decoder.body, size, size, None, True))
         for rows in reversed(mixed):
             self._chunks.num_tiles = self._most_tiles(rows)
             for bound in bounds:
                 self._mixed[rows, bound] = record(
-                    partial(self._decoder.body, rows, bound, self._chunks)
+                    partial(self.decoder.body, rows, bound, self._chunks)
                 )
         self._sizes, self._shared_steps = sizes, shared
         self._mixed_sizes, self._decode_bounds = mixed, bounds
 
     def _head_and_draw(self, count: int) -> None:
-        self._decoder.head(count)
-        self._decoder.draw(count)
+        self.decoder.head(count)
+        self.decoder.draw(count)
 
     def mixed_rows(self, rows: int, num_tiles: int) -> int:
         """The number of rows that a mixed step of ``rows`` rows is computed with."""
@@ -208,7 +208,7 @@ class StepGraphs:
         if graph is not None and self._chunks.num_tiles <= self._most_tiles(rows):
             graph.replay()
         else:
-            self._decoder.body(rows, num_decode, self._chunks)
+            self.decoder.body(rows, num_decode, self._chunks)
 
     def _most_tiles(self, rows: int) -> int:
         """Tiles that a graph of ``rows`` rows covers."""
@@ -224,7 +224,7 @@ class StepGraphs:
         if graph is not None:
             graph.replay()
         else:
-            self._decoder.body(padded, padded, None, shared)
+            self.decoder.body(padded, padded, None, shared)
 
     def run_head(self, rows: int) -> None:
         """Logits alone; the rows' tokens are chosen otherwise."""
@@ -233,7 +233,7 @@ class StepGraphs:
         if graph is not None:
             graph.replay()
         else:
-            self._decoder.head(padded)
+            self.decoder.head(padded)
 
     def run_head_and_draw(self, rows: int) -> None:
         padded = _padded(self._sizes, rows)

@@ -201,6 +201,7 @@ class HopperProducts(BoundedProducts):
                 down=over_peers(linears.down, summed.down),
             )
         super().__init__(weights, space, eps, linears, activation)
+        self.linears = linears
         if compressed and weights.lm_head.compressed is not None:
             from penstock.kernels.gpu.compressed_linear_hopper import CompressedLinear
 

@@ -27,6 +27,7 @@ from penstock.kernels.gpu.sampler_memory import (
 )
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.sampling import WordTable, allowed_mask, packed_counts
+from penstock.protocol.sampler_parameters import MAX_REDRAWS
 from penstock.protocol.sampling import GREEDY_TEMPERATURE, MAX_BIASES, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.steps import NewSlot, SlotAdjustments
 from penstock.services.worker.gpu.batch_state import BatchState
@@ -37,8 +38,8 @@ from penstock.services.worker.grammar_rows import only
 from penstock.services.worker.slot_history import History, history
 from penstock.services.worker.slots import IntArray, SlotTable
 
-MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS
-"""Biases, and stop and end tokens that may not come yet, of one slot."""
+MOST_ENTRIES = MAX_BIASES + 2 * MAX_STOP_TOKENS + MAX_REDRAWS
+"""Of one slot: biases, stop and end tokens that may not come yet, tokens not to be drawn again."""
 
 
 class GpuSampler:
@@ -84,13 +85,15 @@ class GpuSampler:
             allowed = np.frombuffer(asked.allowed, "<i4")
             slots.allowed[slot] = self._sent(allowed_mask(allowed, self._vocab))
         unbound = asked.ends if asked.grammar is None else b""
-        biased, ends = (np.frombuffer(ids, "<i4") for ids in (asked.biased, unbound))
-        if len(biased) or len(ends):
-            bans = np.full(len(ends), -np.inf, np.float32)
-            until = np.repeat([ALWAYS, asked.min_tokens], [len(biased), len(ends)])
+        kinds = [np.frombuffer(ids, "<i4") for ids in (asked.biased, unbound, asked.banned)]
+        tokens = np.concatenate(kinds)
+        if len(tokens):
+            bans = np.full(len(tokens) - len(kinds[0]), -np.inf, np.float32)
+            untils = [ALWAYS, asked.min_tokens, asked.banned_until]
+            until = np.repeat(untils, [len(kind) for kind in kinds])
             values = np.concatenate((np.frombuffer(asked.biases, "<f4"), bans))
             end = len(until)
-            slots.entry_token[slot, :end] = self._sent(np.concatenate((biased, ends)))
+            slots.entry_token[slot, :end] = self._sent(tokens)
             slots.entry_value[slot, :end] = self._sent(values)
             slots.entry_until[slot, :end] = self._sent(until.astype(np.int32))
         if asked.bad_words:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import msgspec
 
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
+from penstock.protocol.sampler_parameters import MAX_REDRAWS
 from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.graph_sizes import (
+    ADAPTED_LAYER_NODES,
     FEW_LAYER_NODES,
     FEW_MIXED_ROWS,
     LAYER_NODES,
@@ -55,6 +57,8 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
     """Whether the layers are computed by code that allocates as it goes."""
     multiprocessors: int = USUAL_MULTIPROCESSORS
     """Of the device."""
+    adapted: bool = False
+    """Whether steps with adapters have graphs of their own."""
 
     @property
     def rows(self) -> int:
@@ -93,6 +97,10 @@ def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
         operations = layer_operations(config)
         made, nodes = graph_sizes(most, rows, operations, shares_prefixes=True), LAYER_NODES
     count, graphs = graph_memory(made, config.num_layers, nodes)
+    if sizes.adapted:
+        made, nodes = few_graph_sizes(most, rows, shares_prefixes=False), ADAPTED_LAYER_NODES
+        more = graph_memory(made, config.num_layers, nodes)
+        count, graphs = count + more[0], graphs + more[1]
     changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)
     return [
         MemoryPart("graphs", graphs + LIBRARY_BYTES // 2, f"{count} graphs"),
@@ -173,7 +181,7 @@ def _sampler(sizes: ExecutorSizes) -> int:
     """``sampler_slots`` but for the masks, ``sampler_space``, ``WordTable`` and logprobs."""
     vocab, slots = sizes.config.vocab_size, sizes.capacity.max_num_seqs
     groups = -(-vocab // _GROUP)
-    entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS)
+    entries = 3 * (MAX_BIASES + 2 * MAX_STOP_TOKENS + MAX_REDRAWS)
     words = 2 * _WORDS + 1 + _WORD_TOKENS + _RING
     space = vocab + groups + 4 * _vocab_splits(vocab) + _power_of_two(groups) + 2 * _CANDIDATES + 3
     logprobs = 3 + 2 * MAX_LOGPROBS

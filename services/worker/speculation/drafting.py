@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -58,10 +59,10 @@ class Drafting:
         """Of the slots that may have drafts."""
         self._made: list[tuple[int, Draft, int]] = []
         """Slot, draft and how many of its tokens the step has …"""
-        self._guesses: list[tuple[int, Draft, int]] = []
-        """Slot, draft and the token that is under way, as drafted."""
         self._accepted = 0
         """… and how many of them all were accepted."""
+        self._guesses: list[tuple[int, Draft, int]] = []
+        """Slot, draft and how many of its tokens are under way."""
 
     def begin(self, plan: StepPlan) -> None:
         """A plan changes the slots."""
@@ -94,15 +95,25 @@ class Drafting:
         counts = self.budget.choose(len(step.decoding), candidates, under_way=under_way)
         for (row, draft, _), count in zip(candidates, counts, strict=True):
             if count and len(draft.tokens) >= under_way:
-                self._guesses.append((int(step.decoding[row]), draft, draft.tokens[under_way - 1]))
+                self._guesses.append((int(step.decoding[row]), draft, under_way))
         return any(counts)
 
-    def _check_guesses(self, slots: SlotTable) -> None:
-        """Learn from the latest tokens, which are known now."""
-        for slot, draft, token in self._guesses:
-            right = token == slots.last_token[slot]
+    def wasted(self, rows: int, seconds: float) -> None:
+        """A step of so many rows without drafts was launched so much later for the sake of drafts,
+        of this step or of the one before it."""
+        self.budget.learn(rows, -seconds)
+
+    def _checked_guesses(self, slots: SlotTable) -> dict[int, Draft]:
+        """Learn from the latest tokens, which are known now; what is left of drafts that had
+        them, by slot."""
+        left = {}
+        for slot, draft, under_way in self._guesses:
+            right = draft.tokens[under_way - 1] == slots.last_token[slot]
             self.budget.observe(draft, 1, int(right), self._rows[slot])
+            if right and under_way == 1 and len(draft.tokens) > 1:
+                left[slot] = draft._replace(tokens=draft.tokens[1:])
         self._guesses = []
+        return left
 
     def draft(
         self,
@@ -116,8 +127,9 @@ class Drafting:
         self._made = []
         if not self._may_have(step):
             return step
-        self._check_guesses(slots)
-        decoding, candidates = step.decoding, self._candidates(step, slots, forced, fitting)
+        known = self._checked_guesses(slots)
+        decoding = step.decoding
+        candidates = self._candidates(step, slots, forced, fitting, known=known)
         if not candidates:
             return step
         counts = np.zeros(len(decoding), np.int64)
@@ -139,17 +151,20 @@ class Drafting:
         forced: Forced,
         fitting: Fitting,
         under_way: int = 0,
+        known: Mapping[int, Draft] = MappingProxyType({}),
     ) -> list[Candidate]:
-        """The rows that have a draft; under_way: see ``pays``."""
+        """The rows that have a draft. under_way: see ``pays``; known: drafts, by slot."""
         decoding = step.decoding
         found, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
         for row, slot in enumerate(decoding.tolist()):
-            known = self._rows.get(slot)
-            if known is None or room[row] < 1:
+            acceptance = self._rows.get(slot)
+            if acceptance is None or room[row] < 1:
                 continue
-            draft = self._propose(slot, room[row] + under_way, forced, fitting)
+            draft = known.get(slot)
+            if draft is None:
+                draft = self._propose(slot, room[row] + under_way, forced, fitting)
             if draft is not None:
-                found.append(Candidate(row, draft, self.budget.share(draft, known)))
+                found.append(Candidate(row, draft, self.budget.share(draft, acceptance)))
         return found
 
     def _propose(self, slot: int, most: int, forced: Forced, fitting: Fitting) -> Draft | None:
@@ -186,7 +201,9 @@ class Drafting:
         self.budget.drafted_costs.observe(rows, seconds)
         slots = int((step.drafts.ahead == 0).sum())
         alone = self.budget.costs.seconds(slots) or seconds
-        self.counts.saved_seconds += alone * (1 + self._accepted / slots) - seconds
+        saved = alone * (1 + self._accepted / slots) - seconds
+        self.counts.saved_seconds += saved
+        self.budget.learn(slots, saved)
 
 
 def with_drafts(

@@ -23,9 +23,11 @@ PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.2
+LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.25
 """What looking for a row's draft takes the host, and what all rows may of a step: the device
 computes meanwhile, but the host has its next step to launch."""
+MOST_LOST = 3.0
+"""So many steps' time may be lost by drafts before they rest."""
 _FIRST_COST = 2.0
 """What the first step with drafts is taken to cost, as a multiple of one without, where other
 kernels compute it."""
@@ -127,6 +129,8 @@ class DraftBudget:
         self.lead_seconds = 0.0
         """What the next step costs beside itself if it has drafts."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
+        self._balance, self._rests = 0.0, 0
+        """What drafts have gained lately, in steps, and for how many steps there are none."""
         self._kinds: dict[tuple[str, int], Acceptance] = {}
         self._refused = 0
 
@@ -145,9 +149,22 @@ class DraftBudget:
             found = self._kinds[key] = Acceptance()
         return found
 
+    def learn(self, rows: int, seconds: float) -> None:
+        """What drafts have gained or, below 0, lost at a step of so many rows. Where they keep on
+        losing, whatever was expected of them, there are none for a while."""
+        alone = self.costs.seconds(rows)
+        if self.drafted_costs is self.costs or not alone:
+            return
+        self._balance = DECAY * self._balance + seconds / alone
+        if self._balance < -MOST_LOST:
+            self._balance, self._rests = 0.0, self._tried_every
+
     def may_look(self, rows: int) -> bool:
         """Whether it costs little beside a step to look for the drafts of so many rows."""
         alone = self.costs.seconds(rows)
+        if self._rests:
+            self._rests -= 1
+            return False
         return alone is not None and rows * LOOK_SECONDS <= LOOK_SHARE * alone
 
     def choose(
@@ -158,7 +175,7 @@ class DraftBudget:
         once more when they are."""
         chosen = [0] * len(candidates)
         alone = self.costs.seconds(rows)
-        if alone is None:  # first a step without drafts is measured
+        if alone is None or self._rests:  # first a step without drafts is measured
             return chosen
         chances: list[tuple[float, int]] = []
         for at, (_, draft, share) in enumerate(candidates):

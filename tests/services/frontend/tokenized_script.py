@@ -11,10 +11,8 @@ from frontend_scripted import Script
 from penstock.client.sink import Sink, row_extras
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.ownership.choice import Choice
-from penstock.protocol.ownership.text_rows import (
-    TextRows,
-    TokenExtras,
-)
+from penstock.protocol.ownership.guard import TokenExtras
+from penstock.protocol.ownership.text_rows import TextRows
 from penstock.protocol.wire.messages.requests import PromptText, Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowLogprobs
 from penstock.services.tokenizer.choice_stream import ChoiceStream

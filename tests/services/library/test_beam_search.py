@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock import LLM, BeamSearchParams, SamplingParams
-from penstock.services.library.beam_search import BeamSearch
+from penstock.services.library.beam_search import BeamSearch, sequences
 from penstock.services.library.outputs import Logprob, RequestRefused
 
 PROMPTS = [[3, 17, 40, 5], [9, 9, 2], [60]]
@@ -30,8 +30,8 @@ def model() -> Any:
     return LlamaForCausalLM(shape).eval()
 
 
-def searched(model: Any, prompt: list[int], params: BeamSearchParams) -> BeamSearch:
-    search = BeamSearch(prompt, params, ENDS)
+def searched(model: Any, prompt: list[int], params: BeamSearchParams) -> BeamSearch[Logprob]:
+    search = BeamSearch[Logprob](prompt, params, ENDS)
     while not search.done:
         with torch.no_grad():
             logits = model(torch.tensor(search.prompts())).logits[:, -1]
@@ -56,7 +56,8 @@ def test_answers_and_scores_are_those_of_transformers(
         early_stopping=early_stopping,
     )  # fmt: skip
     for prompt in PROMPTS:
-        found = searched(model, prompt, params).sequences([""] * width)
+        beams = searched(model, prompt, params).finished
+        found = sequences(beams, [""] * width, length_penalty)
         expected = model.generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             num_beams=width, num_return_sequences=width, max_new_tokens=12, do_sample=False,
@@ -75,7 +76,7 @@ def test_ends_are_tokens_like_others_where_they_are_ignored(model: Any) -> None:
     params = BeamSearchParams(beam_width=4, max_tokens=9, ignore_eos=True)
     search = searched(model, PROMPTS[0], params)
     assert [len(beam.tokens) for beam in search.finished] == [9] * 4
-    assert {one.finish_reason for one in search.sequences([""] * 4)} == {"length"}
+    assert {one.finish_reason for one in sequences(search.finished, [""] * 4, 1.0)} == {"length"}
 
 
 def test_every_answer_has_the_probability_that_the_model_gives_it(llm: LLM) -> None:

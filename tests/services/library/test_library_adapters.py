@@ -10,6 +10,7 @@ from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import Capacity
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
 from penstock.services.library.member import adapted_head
+from penstock.services.library.requests import all_asked, asked_of
 
 CAPACITY = Capacity(max_model_len=64, tasks=["embed"], adapters=[Adapter("sql", "d1")])
 
@@ -30,3 +31,15 @@ def test_the_name_of_an_adapter_becomes_its_digest_or_is_refused(
 ) -> None:
     made = adapted_head(RequestHead(adapter=name, task=task), capacity)
     assert (made.status if isinstance(made, Rejected) else made.adapter) == found
+
+
+def test_prompts_of_one_call_may_have_an_adapter_each() -> None:
+    asked = all_asked("generate", {"adapter": ["sql", "", "sql"], "user": "u"}, [1, 2, 3], 3)
+    assert [(one.terms.adapter, one.terms.priority) for one in asked] == [
+        ("sql", 1), ("", 2), ("sql", 3)
+    ]  # fmt: skip
+    assert {one.terms.user for one in asked} == {"u"}
+    with pytest.raises(ValueError, match="1 adapters for 3 prompts"):
+        all_asked("generate", {"adapter": ["sql"]}, 0, 3)
+    with pytest.raises(ValueError, match="adapter"):
+        asked_of("add_request", {"adapter": ["sql"]})

@@ -34,7 +34,7 @@ def test_the_name_and_the_digest_of_each_are_told(tiny_folder: Folder, tmp_path:
     other = write_adapter(tmp_path / "other", modules, seed=3, config={"lora_alpha": 9})
     model = tiny_folder("llama")
     decoder = load_model(read_model_info(model), torch.float32, CPU, print)
-    found = load_adapters(settings_for(model, one=one, same=same, other=other), decoder)
+    found, _ = load_adapters(settings_for(model, one=one, same=same, other=other), decoder)
     assert [each.name for each in found] == ["one", "same", "other"]
     assert found[0] == Adapter("one", found[1].digest)
     assert found[2].digest != found[0].digest
@@ -81,7 +81,8 @@ def test_the_account_of_memory_has_the_adapters(tiny_folder: Folder, tmp_path: P
     config = settings_for(model, one=folder)
     decoder = adapted(model, one=folder)
     assert decoder.adapters is not None
-    account = ModelMemory(LoadedModel(decoder, "a test"), config, read_model_info(model)).counted()
+    subject = LoadedModel(decoder, "a test", adapters=decoder.adapters)
+    account = ModelMemory(subject, config, read_model_info(model)).counted()
     taken = sum(
         tensor.nbytes for tensor in load_file(folder / "adapter_model.safetensors").values()
     )
@@ -104,7 +105,7 @@ def test_what_is_not_required_and_has_no_place_is_logged(
     info = read_model_info(tiny_folder("llama"))
     check_adapters(config, info, read_pooling(info, config.model), "cpu")
     decoder = load_model(info, torch.float32, CPU, print)
-    assert [one.name for one in load_adapters(config, decoder)] == ["one"]
+    assert [one.name for one in load_adapters(config, decoder)[0]] == ["one"]
     said = [record.getMessage() for record in caplog.records]
     assert any("--lora 'gone'" in line and "no such folder" in line for line in said)
     assert any("--lora 'two'" in line and "--max-loras allows 1" in line for line in said)

@@ -79,6 +79,16 @@ def test_end_tokens_do_not_come_before_the_least_number_of_tokens(run: Run) -> N
     assert set(found[5:]) != {7}
 
 
+def test_a_token_may_be_banned_at_one_place_alone(run: Run) -> None:
+    (prompt,) = some_prompts([9])
+    (plain,) = run([prompt], [GREEDY])
+    every = ids(*range(7), *range(8, 307))
+    both = {"banned": ids(plain[0]), "banned_until": 1, "min_tokens": 3, "ends": every}
+    found, other = run([prompt, prompt], [asking(banned=every, banned_until=2), asking(**both)])
+    assert found[:2] == [7] * 2 and set(found[2:]) != {7}
+    assert other[:3] == [7] * 3 and set(other[3:]) != {7}
+
+
 def test_a_bad_word_never_comes_and_its_beginning_may(run: Run) -> None:
     (prompt,) = some_prompts([9])
     (plain,) = run([prompt], [GREEDY])

@@ -120,6 +120,21 @@ def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them(
     assert not any(budget.choose(1, [Candidate(0, DRAFT, 0.9)]))
 
 
+def test_drafts_that_keep_on_losing_rest_whatever_is_expected_of_them() -> None:
+    budget = DraftBudget(64, apart=True, tried_every=5)
+    for one in (budget.costs, budget.drafted_costs):
+        one.observe(1, 1.0)
+    rows = [Candidate(0, DRAFT, 0.9)]
+    budget.learn(1, -2.0)
+    budget.learn(1, 1.0)
+    assert budget.may_look(1) and any(budget.choose(1, rows))
+    budget.learn(1, -2.5)
+    for _ in range(5):
+        assert not any(budget.choose(1, rows))
+        assert not budget.may_look(1)
+    assert budget.may_look(1) and any(budget.choose(1, rows))
+
+
 def test_drafts_are_looked_for_where_that_takes_little_of_a_step() -> None:
     budget = DraftBudget(64, apart=True)
     assert not budget.may_look(1), "no step was measured"

@@ -146,8 +146,11 @@ def test_adjustments_give_the_tokens_of_the_plain_executor(tiny_folder: Folder) 
     samplings = [
         *EVERY_KIND,
         asking(bad_words=[ids(*plain[1:3]), ids(plain[0])]),
-        asking(min_tokens=3, ends=ids(*range(7), *range(8, 200)), **biased(t9=2.0)),
-    ]
+        asking(
+            min_tokens=3, ends=ids(*range(7), *range(8, 200)), banned=ids(7, 200, 201),
+            banned_until=2, **biased(t9=2.0),
+        ),
+    ]  # fmt: skip
     wanted = PlanDriver(plain_executor(folder), 2).run(prompts, 5, samplings=samplings)
     driver = PlanDriver(gpu_executor(folder), 3)
     assert driver.run(prompts, 5, samplings=samplings, preemptions=2) == wanted

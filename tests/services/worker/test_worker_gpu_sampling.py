@@ -32,6 +32,7 @@ KINDS = [
     SlotSampling(0.8, 20, 0.9, 5),
     asking(bad_words=[ids(5, 6), ids(9)]),
     asking(0.9, min_tokens=40, ends=ids(3, 4), **biased(t7=2.0)),
+    asking(0.9, banned=ids(3, 4), banned_until=2),
     SlotSampling(0.0, 0, 1.0, 0),
     SlotSampling(0.0, 0, 1.0, 0, logprobs=0),
     SlotSampling(0.7, 30, 0.9, 0, logprobs=20),

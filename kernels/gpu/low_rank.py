@@ -1,0 +1,200 @@
+"""Low-rank updates of a linear layer's results on a GPU, of rows with different adapters.
+
+    small[i] = A x[order[i]]              ``shrink``
+    out[order[i]] += B small[i]           ``expand``
+
+A and B are those of the row's adapter, whose scale is in B. The adapters of a layer are stacked in
+one buffer, filled up with zeros to one rank, so that one may take the place of another while graphs
+of these launches stay valid. A step's rows are sorted by adapter and cut into tiles of one adapter
+each (``row_tiles``): A and B are read once for a tile, by tensor cores. How many tiles are launched
+follows from the number of rows alone; those that a step does not have end at once. (Segmented
+products as in Punica's SGMV, arXiv 2310.18547, and S-LoRA, arXiv 2311.03285.)
+
+Reference: ``penstock.kernels.low_rank.add_stacked``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.gpu.device_functions import dot
+from penstock.kernels.low_rank import StackedLowRank
+
+FEW_TILE, MANY_TILE = 16, 64
+"""Rows of a tile in steps of decode rows, which have an adapter each, and in others, where the rows
+of a prompt have the same."""
+RANK_UNIT = 16
+"""Ranks are filled up to a multiple of it: tensor cores take no fewer."""
+_MOST_RANKS, _COLUMNS = 64, 128
+SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
+"""Inputs are divided among programs in steps of up to so many rows: among four, ``_WIDE`` inputs
+and more among eight."""
+IntArray = npt.NDArray[np.int64]
+
+
+class RowTiles(NamedTuple):
+    """The rows of a step that have adapters, on the device."""
+
+    order: Tensor
+    """[N] int32: rows, those of one adapter one after another."""
+    tiles: Tensor
+    """[3, T] int32: adapter of each tile, -1: there is no such tile; its first place in ``order``;
+    its number of rows."""
+    launched: int
+    """Tiles that are launched."""
+    rows: int
+    """Rows of the step, at most."""
+    size: int
+    """Rows of a tile."""
+
+
+def most_tiles(rows: int, size: int, adapters: int) -> int:
+    """Tiles of ``size`` that so many rows of so many adapters have at most."""
+    return min(rows, -(-rows // size) + min(adapters, rows))
+
+
+def row_tiles(adapters: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """``order`` and ``tiles`` of rows with these adapters, -1: none."""
+    rows = np.flatnonzero(adapters >= 0)
+    order = rows[np.argsort(adapters[rows], kind="stable")]
+    found, counts = np.unique(adapters[order], return_counts=True)
+    tiles = -(-counts // size)
+    group = np.repeat(np.arange(len(found)), tiles)
+    within = size * (np.arange(len(group)) - np.repeat(np.cumsum(tiles) - tiles, tiles))
+    first = (np.cumsum(counts) - counts)[group] + within
+    return order, np.stack((found[group], first, np.minimum(size, counts[group] - within)))
+
+
+def padded_rank(rank: int) -> int:
+    """The rank that adapters of up to ``rank`` are filled up to."""
+    return -(-rank // RANK_UNIT) * RANK_UNIT
+
+
+def small_numbers(rows: int, width: int) -> int:
+    """Numbers that ``shrink`` writes at most for so many rows; width: see ``StackedLowRank``."""
+    return max(rows, min(rows, SPLIT_ROWS) * _MOST_SPLITS) * width
+
+
+def _splits(inputs: int, rows: int) -> int:
+    if rows > SPLIT_ROWS:
+        return 1
+    return _MOST_SPLITS if inputs >= _WIDE else _SPLITS
+
+
+@triton.jit(do_not_specialize=["most", "rows"])
+def _shrink_kernel(
+    x, down, small, order, tiles, ranks, most, rows, inputs, rank, width, split,
+    TILE: tl.constexpr, RANKS: tl.constexpr, INPUTS: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows, ``RANKS`` ranks and ``split`` inputs a program."""
+    tile = tl.program_id(0)
+    slot = tl.load(tiles + tile).to(tl.int64)
+    held = tl.load(ranks + slot, mask=slot >= 0, other=0)
+    first_rank = tl.program_id(1) * RANKS
+    if first_rank % rank < held:
+        first = tl.load(tiles + most + tile)
+        place = tl.arange(0, TILE)
+        inside = place < tl.load(tiles + 2 * most + tile)
+        row = tl.load(order + first + place, mask=inside, other=0).to(tl.int64)
+        number = first_rank + tl.arange(0, RANKS)
+        begin = tl.program_id(2) * split
+        end = tl.minimum(begin + split, inputs)
+        a = down + (slot * width + number)[:, None] * inputs
+        total = tl.zeros([TILE, RANKS], tl.float32)
+        for start in range(begin, end, INPUTS):
+            column = start + tl.arange(0, INPUTS)[None, :]
+            mask = inside[:, None] & (column < end)
+            part = tl.load(x + row[:, None] * inputs + column, mask=mask, other=0.0)
+            weight = tl.load(a + column, mask=column < end, other=0.0)
+            total += dot(part, tl.trans(weight))
+        out = small + (tl.program_id(2) * rows + first + place).to(tl.int64)[:, None] * width
+        tl.store(out + number[None, :], total, mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["most", "rows", "first_blocks", "second_blocks"])
+def _expand_kernel(
+    small, up, out, order, tiles, ranks, most, rows, rank, width, outputs, first_blocks,
+    second_blocks, first_outputs, second_outputs,
+    TILE: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows and ``COLUMNS`` outputs of one part a program."""
+    tile, block = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(tiles + tile).to(tl.int64)
+    held = tl.load(ranks + slot, mask=slot >= 0, other=0)
+    if held > 0:
+        # Which part these columns are of, and which of its outputs.
+        second = block >= first_blocks
+        third = block >= first_blocks + second_blocks
+        part = second.to(tl.int32) + third.to(tl.int32)
+        ahead = tl.where(third, first_blocks + second_blocks, tl.where(second, first_blocks, 0))
+        begin = tl.where(third, first_outputs + second_outputs, tl.where(second, first_outputs, 0))
+        end = tl.where(
+            third, outputs, tl.where(second, first_outputs + second_outputs, first_outputs)
+        )
+        column = begin + (block - ahead) * COLUMNS + tl.arange(0, COLUMNS)
+        first = tl.load(tiles + most + tile)
+        place = tl.arange(0, TILE)
+        inside = place < tl.load(tiles + 2 * most + tile)
+        source = small + (first + place).to(tl.int64)[:, None] * width + part * rank
+        b = up + (slot * outputs + column)[:, None] * rank
+        total = tl.zeros([TILE, COLUMNS], tl.float32)
+        for start in range(0, held, RANKS):
+            number = start + tl.arange(0, RANKS)[None, :]
+            shrunk = tl.zeros([TILE, RANKS], tl.float32)
+            for piece in tl.static_range(SPLITS):
+                of_piece = source + piece * rows.to(tl.int64) * width
+                shrunk += tl.load(of_piece + number, mask=inside[:, None], other=0.0)
+            weight = tl.load(b + number, mask=column[:, None] < end, other=0.0)
+            total += dot(shrunk.to(weight.dtype), tl.trans(weight))
+        row = tl.load(order + first + place, mask=inside, other=0).to(tl.int64)
+        target = out + row[:, None] * outputs + column[None, :]
+        mask = inside[:, None] & (column[None, :] < end)
+        total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+
+
+def shrink(x: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor) -> None:
+    """Write what A makes of the rows.
+
+    x: [N, inputs] contiguous; ranks: [adapters] int32, the highest rank that each has anywhere;
+    small: fp32, ``small_numbers``, for ``expand``.
+    """
+    _, width, inputs = layer.down.shape
+    rank, splits = layer.up.shape[2], _splits(inputs, step.rows)
+    block = _ranks_at_once(layer)
+    columns = 128 if x.dtype.itemsize < 4 else 64
+    split = triton.cdiv(triton.cdiv(inputs, splits), columns) * columns
+    _shrink_kernel[(step.launched, width // block, splits)](
+        x, layer.down, small, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows,
+        inputs, rank, width, split, step.size, block, columns, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
+def expand(
+    out: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor
+) -> None:
+    """Add to ``out`` what B makes of what ``shrink`` has written with the same arguments.
+
+    out: [N, outputs] contiguous, of x's type or fp32.
+    """
+    _, width, inputs = layer.down.shape
+    _, outputs, rank = layer.up.shape
+    first, second, third = (*layer.parts, 0, 0)[:3]
+    blocks = [triton.cdiv(part, _COLUMNS) for part in (first, second, third)]
+    _expand_kernel[(step.launched, sum(blocks))](
+        small, layer.up, out, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows, rank,
+        width, outputs, blocks[0], blocks[1], first, second, step.size, _ranks_at_once(layer),
+        _COLUMNS, _splits(inputs, step.rows), num_warps=4,
+    )  # fmt: skip
+
+
+def _ranks_at_once(layer: StackedLowRank) -> int:
+    """A power of two that divides the rank; in fp32 more would need too much shared memory."""
+    rank, narrow = layer.up.shape[2], layer.up.dtype.itemsize < 4
+    return min(_MOST_RANKS if narrow else _MOST_RANKS // 2, rank & -rank)

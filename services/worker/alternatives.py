@@ -27,7 +27,7 @@ def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config
                 f"--quantization {kind}",
                 replace(config, model=replace(model, quantization=kind)),
             )
-    if planner.device.is_cpu and cache.kv_kind == "auto":
+    if cache.kv_kind == "auto" and (planner.device.is_cpu or config.cluster.world_size == 1):
         yield "--kv-cache-dtype int8", replace(config, cache=replace(cache, kv_cache_dtype="int8"))
     if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
         changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)

@@ -31,6 +31,7 @@ from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.executor import PLAIN_KERNELS
 from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
+from penstock.services.worker.kv_cache_checks import check_kernels, check_kv_cache
 from penstock.services.worker.loaded_model import (
     AttentionAlone,
     LoadedModel,
@@ -132,6 +133,7 @@ def _load(
     if not pooling.tasks and not without:
         kernels = kernels_for(model, config.cache.block_size)
     kernels = adapter_loading.kernels_for_adapters(config, kernels)
+    check_kernels(config, device, kernels if isinstance(kernels, str) else "")
     in_places = isinstance(kernels, DenseModel)
     adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
@@ -343,17 +345,6 @@ def check_quantization(config: Config, device: torch.device) -> None:
     if config.model.quantization == "fp8" and device.type == "cpu":
         raise ConfigError(
             "--quantization fp8: CPUs do not multiply FP8; int8 takes as much memory there"
-        )
-
-
-def check_kv_cache(config: Config, device: torch.device) -> None:
-    """Raises ``ConfigError`` where the device does not compute with what ``--kv-cache-dtype``
-    names."""
-    kind = config.cache.kv_cache_dtype
-    if kind != "auto" and device.type != "cpu":
-        raise ConfigError(
-            f"--kv-cache-dtype {kind} works with --device cpu alone: kernels that read such KV "
-            "memory have not been checked on a GPU yet; leave it out"
         )
 
 

@@ -1,0 +1,52 @@
+"""What ``--kv-cache-dtype`` does not go together with, told before KV memory is taken."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.protocol.config import Config, ConfigError
+
+FP8_CAPABILITY = (8, 9)
+"""Least compute capability of GPUs whose kernels read e4m3."""
+
+
+def check_kv_cache(config: Config, device: torch.device) -> None:
+    """Raises ``ConfigError`` where the device, or the ranks on it, cannot."""
+    kind = config.cache.kv_cache_dtype
+    if kind == "auto" or device.type == "cpu":
+        return
+    if config.cluster.world_size > 1:
+        raise ConfigError(
+            f"--kv-cache-dtype {kind} works on one GPU: it has not been checked with a model that "
+            "is divided among GPUs yet; leave it out"
+        )
+    for flag, given in (
+        (f"--speculative {config.speculation.speculative}", _drafts(config)),
+        ("--kv-tier-memory-bytes or --kv-tier-disk", config.cache.has_tiers),
+    ):
+        if given:
+            raise ConfigError(
+                f"--kv-cache-dtype {kind} and {flag} have not been checked together on a GPU yet; "
+                "leave one out"
+            )
+    capability = torch.cuda.get_device_capability(device)
+    if config.cache.kv_kind == "fp8" and capability < FP8_CAPABILITY:
+        raise ConfigError(
+            f"--kv-cache-dtype {kind} needs a GPU of compute capability 8.9, and this one has "
+            f"{capability[0]}.{capability[1]}; int8 takes as much memory"
+        )
+
+
+def _drafts(config: Config) -> bool:
+    return config.speculation.speculative not in ("auto", "off")
+
+
+def check_kernels(config: Config, device: torch.device, plain: str) -> None:
+    """plain: why torch's operations compute attention, empty if our kernels do. Raises
+    ``ConfigError`` where those have not been checked."""
+    kind = config.cache.kv_cache_dtype
+    if kind != "auto" and device.type != "cpu" and plain:
+        raise ConfigError(
+            f"--kv-cache-dtype {kind} works on a GPU where Penstock's kernels attend, and here "
+            f"torch's operations would: {plain}; leave it out"
+        )

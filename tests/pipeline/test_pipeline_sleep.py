@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from served import SMALL, added_key, served
 from test_pipeline_load_models import Answer, Setup, Stream
-from victims import children, nothing_held
+from victims import children, find, nothing_held
 
 from penstock.loadtest.make_model import make_model
 
 NULL = ("--device", "null", "--null-step-ms", "15")
+WHOLE = 6
+"""Router, frontend, two tokenizers, and an engine of two processes."""
 SLOW = pytest.mark.slow
 
 
@@ -125,3 +127,23 @@ def test_a_stream_that_outlasts_the_drain_goes_on_when_its_model_is_awake_again(
         stream.end()
         assert "".join(stream.texts) == alone
         assert server.output.count("falls asleep") >= 2
+
+
+@SLOW
+def test_engines_that_are_prepared_take_over_and_whoever_of_them_dies_is_not_missed(
+    tmp_path: Path,
+) -> None:
+    root = added_key(tmp_path / "keys", "root", "admin")
+    flags = ("--resident", "1", "--prepare-engines", "--keys-file", str(tmp_path / "keys"))
+    with served(*models(tmp_path, "ab"), *NULL, *flags) as server:
+        setup = Setup(server, tmp_path, root, root)
+        setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")
+        held = {find(server, role, 1).pid for role in ("worker", "scheduler")}
+        assert text_of(setup.complete("b"))
+        assert held < set(children(server)), "these are its engine"
+        setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")
+        for role in ("worker", "scheduler"):
+            find(server, role, 0).kill()
+        setup.until(lambda: len(children(server)) == WHOLE, "they come back before they are wanted")
+        assert text_of(setup.complete("a"))
+        setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")

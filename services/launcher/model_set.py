@@ -118,6 +118,10 @@ class ModelSet:
         self._is_ready = self._is_closed = False
 
     @property
+    def may_sleep(self) -> bool:
+        return self._sleepers is not None
+
+    @property
     def asleep(self) -> list[Child]:
         """Processes that are not to be started with the server."""
         sleeping = [model for model in self._models if model.state == Sleep.ASLEEP]
@@ -286,6 +290,8 @@ class ModelSet:
     def close(self) -> None:
         """The server goes down: nothing is loaded any more, and it ends what there is."""
         self._is_closed = True
+        if self._sleepers is not None:
+            self._sleepers.close()
 
     def ended(self, child: Child, cause: str, *, excused: bool, now: float) -> bool:
         """A process has ended. Returns whether it is not to be started again. ``excused``: it was

@@ -245,6 +245,8 @@ def _close(
     members.drain()
     if models is not None:
         models.close()
+        if models.may_sleep:  # what waits for one that sleeps is finished as well
+            members.on_pump = models.tick
     leave()
     listener.close()
 

@@ -118,6 +118,10 @@ class Sleepers:
         self._cluster.serve(list(self._models))
         self._tell()
 
+    def close(self) -> None:
+        """The server goes down: models wake for what waits still, and nothing is prepared."""
+        self._prepares = False
+
     # --- what administrators ask
 
     def wake(self, model: RunningModel, now: float) -> None:

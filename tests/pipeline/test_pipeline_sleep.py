@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,3 +149,23 @@ def test_engines_that_are_prepared_take_over_and_whoever_of_them_dies_is_not_mis
         setup.until(lambda: len(children(server)) == WHOLE, "they come back before they are wanted")
         assert text_of(setup.complete("a"))
         setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")
+
+
+@SLOW
+def test_what_waits_for_a_model_that_sleeps_is_finished_before_the_server_ends(
+    tmp_path: Path,
+) -> None:
+    with served(*models(tmp_path, "ab"), *NULL, "--resident", "1") as server:
+        answers: list[Answer] = []
+        body = {"model": "b", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+        asking = threading.Thread(
+            target=lambda: answers.append(server.post("/v1/completions", body))
+        )
+        asking.start()
+        deadline = time.monotonic() + 60.0
+        while not server.metrics().get("penstock_queue_depth") and not answers:
+            assert time.monotonic() < deadline
+        server.process.send_signal(signal.SIGINT)
+        asking.join(60)
+        assert text_of(answers[0])
+        assert server.process.wait(60) == 0

@@ -17,12 +17,12 @@ import msgspec
 from penstock.client.admission import AdmissionController, prompt_tokens
 from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
-from penstock.client.model_state import ModelState
+from penstock.client.model_state import ModelState, is_up
 from penstock.client.parts import Parts
 from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.refusals import UNAVAILABLE, Shed
-from penstock.client.served_engines import ServedAdapters, ServedEngines
+from penstock.client.served_engines import ServedAdapters, ServedEngines, asleep_models
 from penstock.client.sink import RowExtras, Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
@@ -122,7 +122,7 @@ class PipelineGateway:
         state = self._state(head.model, now)
         # While draining, open connections are still served.
         if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
-            raise self._unavailable(reason)
+            raise self._unavailable(reason, state.parts.retry_after(now))
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:
             raise self._unavailable(f"this frontend has {are_open} requests open; try again")
@@ -139,7 +139,8 @@ class PipelineGateway:
             are_open, head.tenant, tokens, head.time_left, now, random.random(), len(prompts)
         )
         if refusal is not None:
-            raise Overloaded(refusal)
+            again = max(refusal.retry_after or 0.0, state.parts.retry_after(now))
+            raise Overloaded(msgspec.structs.replace(refusal, retry_after=again))
         began = time.monotonic_ns() if TRACE.on else 0
         waiting = _UntilFirstRow(self, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
@@ -215,11 +216,17 @@ class PipelineGateway:
         self._engines.look(peers, now)
         there = {*self._participant.served, *(peer.identity.model for peer in peers)}
         there.difference_update(self._participant.withdrawn)
-        known = self._models | self._engines.models()
+        known = asleep_models(self._participant.sleepers) | self._models | self._engines.models()
         order = {name: place for place, name in enumerate(self._expected)}
         names = sorted(there & known.keys(), key=lambda name: (order.get(name, len(order)), name))
-        self._models = {name: known[name] for name in names}
+        self._models = {name: self._resting(known[name]) for name in names}
         self._adapted.look(self._models.values())
+
+    def _resting(self, model: ServedModel) -> ServedModel:
+        """The same, with where it stands if it sleeps."""
+        sleeper = self._participant.sleepers.get(model.name)
+        state = sleeper.state if sleeper is not None else ""
+        return model if model.sleep == state else msgspec.structs.replace(model, sleep=state)
 
     def ready(self, name: str = "") -> Readiness:
         now = time.monotonic()
@@ -235,7 +242,8 @@ class PipelineGateway:
         else:
             parts = self._any.states()
         states = [*parts.values(), *lacking.values()]
-        ready = all(state == Phase.READY for state in states) and not self.is_draining
+        ready = all(is_up(one, alone=bool(name)) for one in states)
+        ready = ready and not self.is_draining
         if self.is_draining:
             parts["frontend"] = Phase.DRAINING
         return Readiness(ready, parts, lacking)
@@ -310,14 +318,15 @@ class PipelineGateway:
             parts = state.parts
             if parts.look(now):
                 continue
+            again = parts.retry_after(now)
             if reason := parts.hopeless(now):
-                self.ledger.end_waiting(name, lambda began: True, reason)
+                self.ledger.end_waiting(name, lambda began: True, reason, again)
             else:
                 is_over = functools.partial(parts.waited_too_long, now=now)
-                self.ledger.end_waiting(name, is_over, parts.too_late())
+                self.ledger.end_waiting(name, is_over, parts.too_late(), again)
 
-    def _unavailable(self, message: str) -> Overloaded:
-        return Overloaded(Shed(0, 0, 503, "overloaded_error", message, retry_after=1.0))
+    def _unavailable(self, message: str, retry_after: float = 1.0) -> Overloaded:
+        return Overloaded(Shed(0, 0, 503, "overloaded_error", message, retry_after=retry_after))
 
     def report(self, metrics: Registry) -> None:
         """Tell how long requests would wait, and what was refused unseen or begun again."""

@@ -34,6 +34,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Of an adapter: the model that it is added to."""
     ends: list[int] = []
     """Its end tokens."""
+    sleep: str = ""
+    """Of a model that sleeps: where it stands between being awake and being awake again."""
 
 
 class Readiness(msgspec.Struct, frozen=True):

@@ -97,13 +97,15 @@ class ClientLedger:
             self._cancel_downstream(request)
             self._reject(request, 503, "overloaded_error", message)
 
-    def end_waiting(self, model: str, is_over: Callable[[float], bool], message: str) -> None:
+    def end_waiting(
+        self, model: str, is_over: Callable[[float], bool], message: str, retry_after: float = 1.0
+    ) -> None:
         """End with 503 what no engine of the model has accepted yet and, by the time since which it
         has been open, has waited long enough for one."""
         for request in list(self.open.values()):
             if request.model == model and not request.accepted and is_over(request.began):
                 self._cancel_downstream(request)
-                self._reject(request, 503, "overloaded_error", message)
+                self._reject(request, 503, "overloaded_error", message, retry_after)
 
     def _cancel_downstream(self, request: OpenRequest) -> None:
         peer = self._members.peers.get(request.tokenizer)
@@ -151,9 +153,17 @@ class ClientLedger:
         request.untaken_since = now
         self._submit(request, now)
 
-    def _reject(self, request: OpenRequest, status: int, kind: str, message: str) -> None:
+    def _reject(
+        self,
+        request: OpenRequest,
+        status: int,
+        kind: str,
+        message: str,
+        retry_after: float = 1.0,
+    ) -> None:
+        """``retry_after``: seconds, told with a 503."""
         attempt = first_attempt(request.submission)
-        again = 1.0 if status == 503 else None
+        again = retry_after if status == 503 else None
         self._end(request, Shed(request.id, attempt, status, kind, message, retry_after=again))
 
     def _forget(self, request: OpenRequest) -> None:

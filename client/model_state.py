@@ -9,9 +9,11 @@ from penstock.client.admission import AdmissionController, PipelineLoad
 from penstock.client.parts import Parts
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import Participant
-from penstock.protocol.wire.messages.membership import Demand, Phase
+from penstock.protocol.wire.messages.membership import Demand, Phase, Sleep
 
 _NOTHING = Demand()
+RESTING = frozenset({Sleep.FALLING, Sleep.ASLEEP, Sleep.WAKING})
+"""States of a model that takes requests, though it is not awake."""
 
 
 class ModelState:
@@ -21,7 +23,7 @@ class ModelState:
         self, participant: Participant, limits: AdmissionConfig, name: str, now: float
     ) -> None:
         self.name = name
-        self.parts = Parts(participant, limits.restart_wait_s, now, name)
+        self.parts = Parts(participant, limits.restart_wait_s, now, name, limits.wake_wait_s)
         self.admission = AdmissionController(limits)
         self.longest = 2**31
         """Tokens of the longest prompt that an engine takes."""
@@ -45,7 +47,17 @@ class ModelState:
         return self.admission.demand(requests, self.name)
 
     def what_lacks(self) -> str:
-        """``ready``, or what the part is doing that is not."""
+        """``ready``, or what the part is doing that is not; of a model that sleeps, that alone."""
         states = self.parts.states()
+        if states["engine"] in RESTING and states["tokenizer"] == Phase.READY:
+            sleeper = self._participant.sleepers.get(self.name)
+            failed = sleeper is not None and bool(sleeper.reason)
+            return f"{states['engine']}: could not be woken" if failed else states["engine"]
         lacking = [f"{name}: {state}" for name, state in states.items() if state != Phase.READY]
         return ", ".join(lacking) or Phase.READY
+
+
+def is_up(state: str, *, alone: bool) -> bool:
+    """Whether ``what_lacks``, or the state of a part, is no obstacle for requests. ``alone``: this
+    model is asked for; among others one that could not be woken makes no server unready."""
+    return state == Phase.READY or (state if alone else state.partition(":")[0]) in RESTING

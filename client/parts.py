@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from penstock.protocol.process.participant import Participant
-from penstock.protocol.wire.messages.membership import Peer, Phase
+from penstock.protocol.wire.messages.membership import Peer, Phase, Sleep, Sleeper
 
 JOIN_SECONDS = 5.0
 """A frontend that was just started may not have heard from the router yet."""
@@ -25,15 +25,26 @@ class Parts:
     """Router, tokenizers and engines of a model, as the membership shows them to this frontend."""
 
     def __init__(
-        self, participant: Participant, restart_wait_s: float, now: float, model: str = ""
+        self,
+        participant: Participant,
+        restart_wait_s: float,
+        now: float,
+        model: str = "",
+        wake_wait_s: float = 300.0,
     ) -> None:
         """``restart_wait_s``: the longest that a request waits for a part that is not ready.
-        ``model``: empty for those of all models together."""
+        ``wake_wait_s``: the same for a model that sleeps. ``model``: empty for those of all models
+        together."""
         self.out_since: float | None = None
         """When a part was found not ready, until all are again."""
         self._participant = participant
         self._model = model
         self._wait = restart_wait_s
+        self._wake_wait = wake_wait_s
+        self._sleeper: Sleeper | None = None
+        """What was last said of the model while it sleeps, …"""
+        self._sleeper_since = now
+        """… and when that was new."""
         self._began = now
         self._ready_at = dict.fromkeys(_SERVICES, now)
         """When each part was last ready; one that was not yet may have been just before."""
@@ -48,15 +59,27 @@ class Parts:
         router = Phase.READY if participant.joined and not routers else _state(routers)
         return {
             "router": router,
-            **{name: _state(self._of(service)) for name, service in _SERVICES.items()},
+            "tokenizer": _state(self._of("tokenizer")),
+            "engine": self._engine_state(),
         }
+
+    def _engine_state(self) -> str:
+        state, sleepers = _state(self._of("scheduler")), self._participant.sleepers
+        if state == Phase.READY or not sleepers:
+            return state
+        if self._model:
+            return sleepers[self._model].state if self._model in sleepers else state
+        awake = self._participant.served.keys() - sleepers.keys()
+        return state if awake else Sleep.ASLEEP  # of all models together
 
     def _of(self, service: str) -> list[Peer]:
         return self._participant.of(service, model=self._model)
 
     def look(self, now: float) -> bool:
         """Take in the membership as it is now. Returns whether every part is ready."""
-        states = self.states()
+        states, sleeper = self.states(), self._participant.sleepers.get(self._model)
+        if sleeper != self._sleeper:
+            self._sleeper, self._sleeper_since = sleeper, now
         for name in _SERVICES:
             if states[name] == Phase.READY:
                 self._ready_at[name] = now
@@ -76,19 +99,25 @@ class Parts:
 
     def hopeless(self, now: float) -> str:
         """Why a request cannot wait for the server to be ready; empty if it can."""
-        participant = self._participant
+        participant, sleeper = self._participant, self._participant.sleepers.get(self._model)
+        if sleeper is not None and sleeper.reason:
+            return self.explain("it could not be woken, and the server's log says why")
         if not participant.has_served(self._model):
             if self._model in participant.withdrawn:
                 return f"the model {self._model!r} was unloaded"
             young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)
             return "" if young else self.explain("it has not been ready yet")
-        if not self._wait:
-            return self.explain("--restart-wait-s 0 lets no request wait")
-        if participant.silence(now) > self._wait:
+        longest = self._wait if sleeper is None else self._wake_wait
+        if not longest:
+            flag = "--restart-wait-s" if sleeper is None else "--wake-wait-s"
+            return self.explain(f"{flag} 0 lets no request wait")
+        if participant.silence(now) > longest:
             return self.explain(f"the router has been silent for {participant.silence(now):.0f} s")
         for name, state in self.states().items():
             if name not in _SERVICES or state == Phase.READY:
                 continue
+            if name == "engine" and sleeper is not None:
+                continue  # its launcher knows when it comes
             if self._failed[name] >= FAILED_STARTS:
                 times = self._failed[name]
                 return self.explain(f"{times} processes of the {name} ended before they were ready")
@@ -99,7 +128,16 @@ class Parts:
 
     def waited_too_long(self, since: float, now: float) -> bool:
         """Whether a request that came at ``since`` has waited long enough for a part."""
-        return self.out_since is not None and now - max(since, self.out_since) > self._wait
+        longest = self._wait if self._sleeper is None else self._wake_wait
+        return self.out_since is not None and now - max(since, self.out_since) > longest
+
+    def retry_after(self, now: float) -> float:
+        """Seconds after which a client whose request is refused may try again: of a model that
+        sleeps, when it is expected to be awake."""
+        if self._sleeper is None:
+            return 1.0
+        passed = 0.0 if self._sleeper.state == Sleep.ASLEEP else now - self._sleeper_since
+        return max(1.0, self._sleeper.wake_s - passed)
 
     def explain(self, cause: str) -> str:
         """The message for a client whose request is refused."""
@@ -109,6 +147,9 @@ class Parts:
 
     def too_late(self) -> str:
         """The same, for one that has waited."""
+        if self._sleeper is not None:
+            waited = f"{self._wake_wait:g} s for it to wake (--wake-wait-s)"
+            return self.explain(f"the request has waited {waited}")
         return self.explain(f"the request has waited {self._wait:g} s (--restart-wait-s)")
 
     def _is_coming(self, name: str) -> bool:

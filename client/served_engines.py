@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Sleeper
 
 _log = logging.getLogger("penstock.client")
 
@@ -59,6 +59,14 @@ class ServedEngines:
             identity, capacity = self._known[incarnation]
             found[identity.model] = with_engine(found.get(identity.model), identity, capacity)
         return found
+
+
+def asleep_models(sleepers: Mapping[str, Sleeper]) -> dict[str, ServedModel]:
+    """Models that sleep, by what their launcher says of them."""
+    return {
+        name: with_engine(None, Identity(0, "", model=name, aliases=one.aliases), one.capacity)
+        for name, one in sleepers.items()
+    }
 
 
 def _place(identity: Identity) -> tuple[str, str, str]:

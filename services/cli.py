@@ -28,6 +28,7 @@ from penstock.protocol.config.host_checks import refuse_hosts_of_library
 from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.shown import show
+from penstock.protocol.config.sleep_checks import check_resident
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.suggestions import closest
 from penstock.services.command_table import (
@@ -120,6 +121,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
     found = whole
     configs = [one for one, _ in found]
     check_names(configs)
+    check_resident(configs)
     if len(found) > 1:
         config, sources = complete(config, sources, may_lack_model=True)
     config, sources = together(config, sources, found)
@@ -243,6 +245,8 @@ class Internal(msgspec.Struct, frozen=True):
     """Which of several alike: for the process's title."""
     listen_fd: int | None = None
     """The inherited HTTP socket of a frontend."""
+    hold_fd: int | None = None
+    """Of a process of an engine: prepare, and wait for a byte from this pipe."""
     headless: int | None = None
     """1: serve the library: no HTTP, and the end comes when standard input closes."""
     one_engine: int | None = None
@@ -317,6 +321,13 @@ def _run(
         from penstock.services.worker.visible_device import show_one_device
 
         show_one_device(config.device.device_index, os.environ)
+    if internal.hold_fd is not None:
+        from penstock.protocol.process.held_start import wait_until_wanted
+        from penstock.services.held_process import import_all
+
+        import_all(name, config)
+        if not wait_until_wanted(internal.hold_fd):
+            return 0
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
     code: int = service.run(config, **extra)

@@ -263,6 +263,14 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0.0, le=86_400.0, description="A new request waits so long for a part to restart."),
     ] = 30.0
+    wake_wait_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description="A request for a model that sleeps waits so long for it to be awake.",
+        ),
+    ] = 300.0
     max_tenant_share: Annotated[
         float,
         Meta(

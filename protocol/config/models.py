@@ -46,10 +46,11 @@ def contradictions_of_several(config: Config) -> Iterator[str]:
             f"--memory-share {_listed(shares)}: {_number(len(shares), 'share')} for "
             f"{_number(count, 'model')}; give one for each, in their order"
         )
-    elif sum(shares) > 1.0 + 1e-6:
+    elif (total := sum(sorted(shares, reverse=True)[: config.launch.resident])) > 1.0 + 1e-6:
+        awake = f" {config.launch.resident} of" if config.launch.resident else ""
         yield (
-            f"--memory-share {_listed(shares)}: together {sum(shares):g}, but the models share one "
-            "memory, which is 1"
+            f"--memory-share {_listed(shares)}: together {total:g}, but{awake} the models share "
+            "one memory, which is 1"
         )
 
 
@@ -67,7 +68,8 @@ def of_each(
     """One configuration for each model. ``devices``: CUDA devices of this machine.
 
     The models share memory in equal parts, unless told otherwise, or unless there are so many
-    devices that each engine has one of its own.
+    devices that each engine has one of its own. Where only some are awake at a time, these share
+    it, and their engines are on the same devices.
     """
     models = config.model.models
     if not models:
@@ -75,6 +77,7 @@ def of_each(
     each = config.num_workers
     enough = config.device.device_index + len(models) * each <= devices
     apart = enough and config.device.device in ("auto", "cuda") and not _shares(config)
+    apart = apart and config.launch.resident is None
     found = []
     for place, model in enumerate(models):
         names = config.model.served_model_name[place : place + 1]
@@ -93,14 +96,15 @@ def of_each(
 
 def _memory_of(config: Config, sources: Provenance, place: int, *, alone: bool) -> tuple[Any, Any]:
     """The cache settings of the model at a place, and where they come from."""
-    cache, count = config.cache, len(config.model.models)
+    cache, count = config.cache, config.launch.resident or len(config.model.models)
     sized = cache.num_kv_blocks or cache.kv_cache_memory_bytes or config.device.device == "null"
     if cache.memory_share:
         share = [cache.memory_share[place]]
         return msgspec.structs.replace(cache, memory_share=share), dict(sources)
     if sized or alone:
         return cache, dict(sources)
-    source = Source("derived", f"an equal part for each of {count} models")
+    awake = " that are awake" if config.launch.resident else ""
+    source = Source("derived", f"an equal part for each of {count} models" + awake)
     cache = msgspec.structs.replace(cache, memory_share=[1.0 / count])
     return cache, sources | {"memory_share": source}
 

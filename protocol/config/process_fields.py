@@ -139,6 +139,36 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             description="Give up the start when the server is not ready by then.",
         ),
     ] = 1800.0
+    resident: Annotated[
+        Annotated[int, Meta(ge=1, le=64)] | None,
+        Meta(
+            description="Of several models so many are awake at a time; the others sleep, and wake "
+            "for their next request. By default all are awake."
+        ),
+    ] = None
+    keep_alive: Annotated[
+        list[str],
+        Meta(
+            description="A model that nobody uses for so long (90s, 10m, 2h) falls asleep; one for "
+            "all, or one for each. By default, and with -1, none does for that."
+        ),
+    ] = []
+    prepare_engines: Annotated[
+        bool,
+        Meta(
+            description="A model that sleeps keeps the processes of its engines started, with "
+            "nothing on the device: it wakes some seconds sooner, for memory of the host."
+        ),
+    ] = False
+    min_awake_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description="With --resident: a model that is in use stays awake so long at least "
+            "while another one waits for its place.",
+        ),
+    ] = 10.0
     lora_dirs: Annotated[
         list[str],
         Meta(
@@ -153,3 +183,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             "without one none can be loaded or unloaded."
         ),
     ] = []
+
+    @property
+    def may_sleep(self) -> bool:
+        """Whether models fall asleep and wake."""
+        return self.resident is not None or bool(self.keep_alive)

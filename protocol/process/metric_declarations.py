@@ -345,6 +345,37 @@ PROCESSES = (
         "When a process began, in seconds since 1970. It changes with each restart.",
         by_process=True,
     ),
+    Metric(
+        "model_awake",
+        "gauge",
+        "With --resident or --keep-alive: 1 while a model is awake, 0 while it sleeps, falls "
+        "asleep or wakes.",
+        ("model",),
+        unbounded="model",
+    ),
+    Metric(
+        "model_wakes_total",
+        "counter",
+        "Times that a model woke, by outcome: awake, failed.",
+        ("model", "outcome"),
+        unbounded="model",
+    ),
+    Metric(
+        "model_wake_seconds",
+        "histogram",
+        "From the start of a model's engines until it is awake.",
+        ("model",),
+        _LATENCY,
+        unbounded="model",
+    ),
+    Metric(
+        "model_sleeps_total",
+        "counter",
+        "Times that a model fell asleep, by cause: wanted (another one was), keep_alive (nobody "
+        "used it), asked (by an administrator).",
+        ("model", "cause"),
+        unbounded="model",
+    ),
     Metric("build_info", "gauge", "1, with the version of the router.", ("version",)),
 )
 SECTIONS: tuple[tuple[str, tuple[Metric, ...]], ...] = (

@@ -31,6 +31,7 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
     PrefixReport,
     Refused,
+    Sleeper,
     WhoAreYou,
     is_among,
 )
@@ -70,6 +71,8 @@ class Status:
         self.prefixes: PrefixReport | None = None
         self.unloading: list[str] = []
         """Of a launcher: models that it ends."""
+        self.sleepers: list[Sleeper] = []
+        """Of a launcher: models that it has put to sleep."""
         self.metrics = msgspec.msgpack.encode(MetricsReport([]))
 
     def begin(self, limit: float = DEFAULT_ITEM_LIMIT) -> None:
@@ -115,6 +118,9 @@ class Participant:
         which they were."""
         self.withdrawn: dict[str, None] = {}
         """Models that were served and are no more, as this or a former router has said."""
+        self.sleepers: dict[str, Sleeper] = {}
+        """Models that sleep, by their first names; for a while also what a former router said."""
+        self._told_sleepers: dict[str, Sleeper] = {}
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
         self._address = mailbox.address
@@ -159,6 +165,7 @@ class Participant:
             self._last_heard = now
             self._carried_until = now + CARRY_SECONDS
         self._ticked_at = now
+        self._look_sleepers(now)
         due = not self.joined and now - self._last_hello >= HELLO_SECONDS
         if due and not self._waiting(self.router_address):  # else one hello waits for it already
             self._last_hello = now
@@ -175,6 +182,11 @@ class Participant:
                 f"{self._address} (--bind, --advertise, --secret)?"
             )
         return None
+
+    def _look_sleepers(self, now: float) -> None:
+        """A new router does not know their launcher at once."""
+        if self._told_sleepers or now > self._carried_until:
+            self.sleepers = self._told_sleepers
 
     def silence(self, now: float) -> float:
         """Seconds since the router was last heard."""
@@ -251,6 +263,7 @@ class Participant:
         self.served = {name: None for name in served if name not in message.withdrawn}
         left = [one for one in (*self.withdrawn, *message.withdrawn) if one not in self.served]
         self.withdrawn = dict.fromkeys(left[-MAX_WITHDRAWN:])
+        self._told_sleepers = {one.model: one for one in message.sleepers}
         gone = self._carried.union(message.gone)
         kept = {i: peer for i, peer in known.items() if i not in gone} if message.since else {}
         named = {p.incarnation: p for p in message.peers if p.incarnation != self.incarnation}
@@ -263,6 +276,7 @@ class Participant:
             # A new router learns its members one by one: keep those it has not named for a while.
             self._carried = {i for i in known if i not in self.peers}
             self._carried_until = now + CARRY_SECONDS
+        self._look_sleepers(now)
         self._carried -= self.lost | self.peers.keys()
         self.peers.update((i, known[i]) for i in self._carried)
         self._report_gone({i: peer for i, peer in known.items() if i not in self.peers})
@@ -321,6 +335,7 @@ class BeatThread(threading.Thread):
             list(self._participant.served),
             status.prefixes,
             status.unloading,
+            status.sleepers,
         )
 
     def now(self) -> None:

@@ -32,7 +32,7 @@ from penstock.services.frontend.request_log import (
     GENERATION,
     log_request,
 )
-from penstock.services.frontend.requests import adapter_routes, model_routes
+from penstock.services.frontend.requests import adapter_routes, model_routes, sleep_routes
 from penstock.services.frontend.requests import routes as request_routes
 from penstock.services.frontend.stream import STALL_S
 from penstock.services.frontend.tls import Certificates
@@ -53,6 +53,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     *request_routes.ROUTES,
     *model_routes.ROUTES,
     *adapter_routes.ROUTES,
+    *sleep_routes.ROUTES,
     *playground.ROUTES,
 )
 OPEN_ROUTES = (
@@ -66,6 +67,7 @@ RIGHTS: Mapping[str, Right] = {
     **request_routes.RIGHTS,
     **model_routes.RIGHTS,
     **adapter_routes.RIGHTS,
+    **sleep_routes.RIGHTS,
 }
 """What a route asks of a key; all others are for the role user."""
 _OF_ANY_NAME = frozenset({"/v1/models/{model}", "/v1/admin/models/{model}"})

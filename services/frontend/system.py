@@ -46,6 +46,7 @@ def _model_card(model: ServedModel, name: str, created: int) -> ModelCard:
         parent=model.parent or None,
         max_model_len=model.max_model_len,
         tasks=[*([GENERATE] if model.generates else []), *model.tasks],
+        state=model.sleep or msgspec.UNSET,
     )
 
 

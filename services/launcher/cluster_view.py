@@ -6,7 +6,10 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+from msgspec.msgpack import encode
+
 from penstock.protocol.config import ClusterConfig
+from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import (
     UNREACHABLE_SECONDS,
     BeatThread,
@@ -16,9 +19,10 @@ from penstock.protocol.process.participant import (
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.service import open_mailbox
 from penstock.protocol.wire.messages.administration import Ask, Told
-from penstock.protocol.wire.messages.membership import Demand, Died, Identity, Peer, Phase
+from penstock.protocol.wire.messages.membership import Demand, Died, Identity, Peer, Phase, Sleeper
 
 HOST = socket.gethostname()
+_NOTHING = Demand()
 REJOIN_SECONDS = 3.0
 """A router that says nothing to a member that joined anew for so long hangs."""
 
@@ -38,6 +42,9 @@ class ClusterView:
         self.on_pump: Callable[[float], None] | None = None
         """Called whenever the inbox has been looked at, with the time."""
         self._unloading: list[str] = []
+        self._sleepers: list[Sleeper] = []
+        self._served: dict[str, None] = {}
+        self._metrics = b""
         self._ended: set[int] = set()
         """Incarnations of this host's members whose end was seen."""
         self._cluster = cluster
@@ -59,6 +66,7 @@ class ClusterView:
         )
         self._participant.status.phase = Phase.READY
         self._participant.status.unloading = self._unloading
+        self._say_sleepers()
         self._participant.on_change = self._on_change
         self._beats = BeatThread(self._participant, self._mailbox)
         self._beats.start()
@@ -86,7 +94,11 @@ class ClusterView:
 
     def open_requests(self, model: str) -> int:
         """What clients wait for, as the router said in its answer to the last beat."""
-        return self._participant.others.get(model, Demand()).open
+        return self.demand(model).open
+
+    def demand(self, model: str) -> Demand:
+        """The same, with what has ended and what waits in the router."""
+        return self._participant.others.get(model, _NOTHING)
 
     def launchers(self) -> list[Peer]:
         """Those of other hosts."""
@@ -105,6 +117,28 @@ class ClusterView:
         """Tell the router which models are to get no more requests."""
         self._unloading = self._participant.status.unloading = list(models)
         self._beats.now()
+
+    def sleep(self, sleepers: Sequence[Sleeper]) -> None:
+        """Tell the router which models sleep."""
+        self._sleepers = list(sleepers)
+        self._say_sleepers()
+        self._beats.now()
+
+    def serve(self, models: Sequence[str]) -> None:
+        """Tell the router that models are served, though they may not have been ready yet."""
+        self._served = dict.fromkeys(models)
+        self._say_sleepers()
+        self._beats.now()
+
+    def _say_sleepers(self) -> None:
+        status = self._participant.status
+        status.sleepers = self._sleepers
+        status.metrics = self._metrics or status.metrics
+        self._participant.served |= self._served
+
+    def report(self, metrics: Registry) -> None:
+        """Hand what is counted to the beats."""
+        self._metrics = self._participant.status.metrics = encode(metrics.report())
 
     def pump(self, now: float) -> list[Peer]:
         """Handle all that is in the inbox. Returns the peers of this host that the router has

@@ -1,9 +1,10 @@
 """The models of a server: those that it was started with, and those that administrators load and
-unload while it runs."""
+unload, put to sleep and wake while it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -16,15 +17,18 @@ from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
     LOAD_MODEL,
     MODEL_STATES,
+    SLEEP_MODEL,
     UNLOAD_MODEL,
+    WAKE_MODEL,
     Ask,
     LoadModel,
     ModelAnswer,
     ModelState,
     Told,
 )
-from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.membership import Peer, Sleep
 from penstock.services.launcher.children import ServerChildren
+from penstock.services.launcher.folder_capacity import capacity_of_folder
 from penstock.services.launcher.model_folder import FolderRefused, find_folder
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.running_model import (
@@ -34,6 +38,8 @@ from penstock.services.launcher.running_model import (
     READY,
     RunningModel,
 )
+from penstock.services.launcher.sleepers import Cluster as SleepersCluster
+from penstock.services.launcher.sleepers import Processes, Sleepers
 
 MAX_MODELS = 64
 """Models that one server runs, at most."""
@@ -52,18 +58,8 @@ class ModelRefused(Exception):
         self.code = code
 
 
-class Processes(Protocol):
-    """Who starts processes and keeps them alive."""
-
-    def add(self, children: Sequence[Child]) -> None: ...
-
-    def remove(self, children: Sequence[Child]) -> None: ...
-
-
-class Cluster(Protocol):
+class Cluster(SleepersCluster, Protocol):
     """What the launcher sees and says as a member of its server."""
-
-    def own(self) -> Mapping[int, Peer]: ...
 
     def everybody(self) -> Sequence[Peer]: ...
 
@@ -99,7 +95,8 @@ class ModelSet:
         log: Logger,
         now: float,
     ) -> None:
-        """``configs``, ``children``: of the models that the server is started with."""
+        """``configs``, ``children``: of the models that the server is started with. Raises
+        ``BadModelFolder``."""
         self.processes: Processes
         """To be set before the first ``tick``."""
         launch = configs[0].launch
@@ -111,10 +108,24 @@ class ModelSet:
         self._log = log
         self._place = len(configs)
         self._models = [
-            RunningModel(config, own.all, READY, now)
-            for config, own in zip(configs, children.models, strict=True)
+            RunningModel(config, own.all, state, now)
+            for config, own, state in zip(configs, children.models, _at_start(configs), strict=True)
         ]
+        self._sleepers: Sleepers | None = None
+        if launch.may_sleep:
+            known = {one.model.names()[0]: capacity_of_folder(one) for one in configs}
+            self._sleepers = Sleepers(self._models, launch, known, cluster, log, now)
         self._is_ready = self._is_closed = False
+
+    @property
+    def may_sleep(self) -> bool:
+        return self._sleepers is not None
+
+    @property
+    def asleep(self) -> list[Child]:
+        """Processes that are not to be started with the server."""
+        sleeping = [model for model in self._models if model.state == Sleep.ASLEEP]
+        return [child for model in sleeping for child in model.engines]
 
     # --- what administrators ask
 
@@ -129,8 +140,9 @@ class ModelSet:
 
     def _asked(self, asked: Ask, now: float) -> list[ModelState] | None:
         if asked.what == MODEL_STATES:
-            own = self._cluster.own()
-            return [model.told(own, now) for model in self._models]
+            return [self._told(model, now) for model in self._models]
+        if asked.what in (SLEEP_MODEL, WAKE_MODEL):
+            return self._sleep_or_wake(asked, now)
         if asked.what not in (LOAD_MODEL, UNLOAD_MODEL):
             return None
         if not self._dirs:
@@ -140,17 +152,54 @@ class ModelSet:
                 "this server was started without --model-dirs, the folders below which models may "
                 "be loaded, so models can be neither loaded nor unloaded",
             )
-        if self._is_closed:
-            raise ModelRefused(503, "not_ready", "the server is shutting down")
-        if not self._is_ready:
-            message = "the server is still starting; try again when /ready answers 200"
-            raise ModelRefused(503, "not_ready", message)
+        self._check_ready()
         try:
             if asked.what == UNLOAD_MODEL:
                 return self._unload(asked.about.decode(), now)
             return self._load(msgspec.msgpack.decode(asked.about, type=LoadModel), now)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ModelRefused(400, "bad_question", str(error)) from None
+
+    def _check_ready(self) -> None:
+        if self._is_closed:
+            raise ModelRefused(503, "not_ready", "the server is shutting down")
+        if not self._is_ready:
+            message = "the server is still starting; try again when /ready answers 200"
+            raise ModelRefused(503, "not_ready", message)
+
+    def _told(self, model: RunningModel, now: float) -> ModelState:
+        told = model.told(self._cluster.own(), now)
+        if self._sleepers is None or not (reason := self._sleepers.reason(model)):
+            return told
+        return msgspec.structs.replace(told, reason=reason)
+
+    def _sleep_or_wake(self, asked: Ask, now: float) -> list[ModelState]:
+        if self._sleepers is None:
+            raise ModelRefused(
+                403,
+                "model_sleep_off",
+                "this server was started without --resident and --keep-alive, so its models "
+                "neither sleep nor wake",
+            )
+        self._check_ready()
+        model = self._named(asked.about.decode(errors="replace"))
+        if asked.what == WAKE_MODEL:
+            self._sleepers.wake(model, now)
+        elif model.state == Sleep.WAKING:
+            message = f"{show(model.name)} is waking; it may be put to sleep when it is awake"
+            raise ModelRefused(409, "model_waking", message)
+        else:
+            self._sleepers.sleep(model, now)
+        return [self._told(model, now)]
+
+    def _named(self, name: str) -> RunningModel:
+        model = next((one for one in self._models if name in one.names), None)
+        if model is None:
+            known = ", ".join(show(one.name) for one in self._models)
+            raise ModelRefused(
+                404, "model_not_found", f"this launcher runs no model {show(name)}; it has: {known}"
+            )
+        return model
 
     def _load(self, asked: LoadModel, now: float) -> list[ModelState]:
         running = [one for one in self._models if one.state != FAILED or one.end is not None]
@@ -209,12 +258,7 @@ class ModelSet:
                 )
 
     def _unload(self, name: str, now: float) -> list[ModelState]:
-        model = next((one for one in self._models if name in one.names), None)
-        if model is None:
-            known = ", ".join(show(one.name) for one in self._models)
-            raise ModelRefused(
-                404, "model_not_found", f"this launcher runs no model {show(name)}; it has: {known}"
-            )
+        model = self._named(name)
         if model.state == FAILED and model.end is None:
             self._models.remove(model)
             return []
@@ -236,13 +280,18 @@ class ModelSet:
 
     # --- what the supervisor says
 
-    def begin(self) -> None:
+    def begin(self, now: float | None = None) -> None:
         """The server is ready: from now on models are loaded and unloaded."""
         self._is_ready = True
+        if self._sleepers is not None:
+            self._sleepers.processes = self.processes
+            self._sleepers.begin(time.monotonic() if now is None else now)
 
     def close(self) -> None:
         """The server goes down: nothing is loaded any more, and it ends what there is."""
         self._is_closed = True
+        if self._sleepers is not None:
+            self._sleepers.close()
 
     def ended(self, child: Child, cause: str, *, excused: bool, now: float) -> bool:
         """A process has ended. Returns whether it is not to be started again. ``excused``: it was
@@ -252,11 +301,15 @@ class ModelSet:
             return False
         if model.state == LOADING and not excused:
             self._fail(model, cause, now)
+        if self._sleepers is not None and self._is_ready:
+            return self._sleepers.ended(model, child, cause, excused=excused, now=now)
         return model.end is not None
 
     def tick(self, now: float) -> None:
         """Go on with what is being loaded and unloaded. Call it a few times a second while the
         server runs, from its being ready on."""
+        if self._sleepers is not None:
+            self._sleepers.tick(now)
         for model in list(self._models):
             if model.state == LOADING:
                 self._look(model, now)
@@ -303,3 +356,9 @@ class ModelSet:
 
     def _changed(self) -> None:
         self._making.changed([one for one in self._models if one.state in (READY, DRAINING)])
+
+
+def _at_start(configs: Sequence[Config]) -> list[str]:
+    """The states of models when a server starts: where only some are awake, the first ones."""
+    awake = configs[0].launch.resident or len(configs)
+    return [READY if place < awake else Sleep.ASLEEP for place in range(len(configs))]

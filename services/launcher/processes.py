@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
+from penstock.protocol.process.held_start import WANTED
 from penstock.services.launcher.stderr_relay import StderrRelay
 
 FIRST_DELAY_SECONDS = 0.1
@@ -51,7 +52,11 @@ class Child:
         """Whether it has been sent SIGKILL since its start."""
         self.lost = False
         """Whether the router has declared it lost since its start."""
+        self.held = False
+        """It is started ahead, prepares itself, and is no member before ``release``."""
         self.started_at = 0.0
+        self._hold = -1
+        """The end of the pipe by which a held process hears that it is wanted."""
         self._environment = dict(environment)
         self._render = render
         self._listen_fds = () if listen_fd is None else (listen_fd,)
@@ -79,24 +84,42 @@ class Child:
         self.restart_at = None
         self.was_member = self.killed = self.lost = False
         read, write = os.pipe()
+        waits, self._hold = os.pipe() if self.held else (-1, -1)
+        held = ["--hold-fd", str(waits)] if self.held else []
         try:
             self._process = subprocess.Popen(
-                [*self._arguments, "--parent-pid", str(os.getpid())],
+                [*self._arguments, *held, "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=write,
                 stderr=write,
                 env=self._environment,
-                pass_fds=self._listen_fds,
+                pass_fds=(*self._listen_fds, waits) if self.held else self._listen_fds,
                 process_group=0,
             )
         except BaseException:
             os.close(read)
+            self._close_hold()
             raise
         finally:
             os.close(write)
+            if self.held:
+                os.close(waits)
         self.pidfd = os.pidfd_open(self._process.pid)
         self._stderr = StderrRelay(self.label, read, self._render)
         self._stderr.start()
+
+    def release(self) -> None:
+        """Let a held process go on."""
+        self.held, self.absent_since = False, None
+        if self._hold >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._hold, WANTED)
+            self._close_hold()
+
+    def _close_hold(self) -> None:
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
 
     def change_environment(self, name: str, value: str) -> None:
         """From its next start on."""
@@ -121,6 +144,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)  # the dead leader still holds the number
         status = self._process.wait()
         os.close(self.pidfd)
+        self._close_hold()
         self._process, self.pidfd = None, -1
         if now - self.started_at >= STABLE_SECONDS:
             self._delay = FIRST_DELAY_SECONDS

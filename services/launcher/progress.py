@@ -187,8 +187,9 @@ def block(server: Announcement, style: Style) -> str:
 
 
 def _context(model: AnnouncedModel) -> str:
-    context = f"{model.max_model_len:,} tokens" if model.max_model_len else "unknown"
-    return f"{context}; KV memory holds {model.kv_tokens:,}"
+    if not model.max_model_len:
+        return "known when it is awake"
+    return f"{model.max_model_len:,} tokens; KV memory holds {model.kv_tokens:,}"
 
 
 def json_line(server: Announcement) -> str:

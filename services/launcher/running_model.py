@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.protocol.config import Config
 from penstock.protocol.wire.messages.administration import ModelState
-from penstock.protocol.wire.messages.membership import Peer, Phase
+from penstock.protocol.wire.messages.membership import Peer, Phase, Sleep
 from penstock.services.launcher.processes import Child
 
 LOADING, READY, DRAINING, FAILED = "loading", "ready", "draining", "failed"
@@ -45,6 +45,11 @@ class RunningModel:
     def name(self) -> str:
         return self.names[0]
 
+    @property
+    def engines(self) -> list[Child]:
+        """Its schedulers and workers."""
+        return [child for child in self.children if child.service != "tokenizer"]
+
     def enter(self, state: str, now: float) -> None:
         self.state, self.since = state, now
 
@@ -73,7 +78,7 @@ class RunningModel:
     def told(self, own: Mapping[int, Peer], now: float) -> ModelState:
         """As administrators are told of it."""
         note = ""
-        if self.end is not None or self.state == LOADING:
+        if self.end is not None or self.state in (LOADING, Sleep.WAKING):
             note = ", ".join(self.lacking(own)[:MAX_NOTED])
         return ModelState(
             self.name,
@@ -89,16 +94,26 @@ class RunningModel:
 class ModelEnd:
     """Ends the processes of a model: those of a service once those before it are gone."""
 
-    def __init__(self, children: Sequence[Child], now: float, *, drain_s: float | None) -> None:
-        """``drain_s``: the most time for running requests; ``None``: all is killed at once."""
+    def __init__(
+        self,
+        children: Sequence[Child],
+        now: float,
+        *,
+        drain_s: float | None,
+        withdrawal_s: float = WITHDRAWAL_SECONDS,
+    ) -> None:
+        """``drain_s``: the most time for running requests; ``None``: all is killed at once.
+        ``withdrawal_s``: as ``WITHDRAWAL_SECONDS``; 0 where what comes late waits for the next
+        engine."""
         self._children = children
         self._drain = drain_s
+        self._withdrawal = withdrawal_s
         self._began = now
         self._waits = drain_s is not None
         """For requests that run."""
         self._services = list(END_ORDER)
-        self._told_at: float | None = None
-        """When the processes of the first of ``_services`` were told to end."""
+        self._kill_at: float | None = None
+        """Those of the first of ``_services`` were told to end, and have time until then."""
 
     def step(self, now: float, open_requests: int) -> bool:
         """Go on with it; call it a few times a second. ``open_requests``: that clients wait for.
@@ -111,7 +126,7 @@ class ModelEnd:
             return not any(child.alive for child in self._children)
         left = self._drain - (now - self._began)
         if self._waits:
-            if now - self._began < WITHDRAWAL_SECONDS or (left > 0 and open_requests):
+            if now - self._began < self._withdrawal or (left > 0 and open_requests):
                 return False
             self._waits = False
         while self._services:
@@ -121,13 +136,13 @@ class ModelEnd:
                 child.restart_at = None
             if not any(child.alive for child in mine):
                 self._services.pop(0)
-                self._told_at = None
+                self._kill_at = None
                 continue
-            if self._told_at is None:
-                self._told_at = now
+            if self._kill_at is None:
+                self._kill_at = now + STOP_SECONDS + max(0.0, left)
                 for child in mine:
                     child.signal(signal.SIGTERM)
-            elif now - self._told_at > STOP_SECONDS + max(0.0, left):
+            elif now > self._kill_at:
                 for child in mine:
                     child.kill()
             return False

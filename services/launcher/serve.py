@@ -96,6 +96,9 @@ def run(
             models = _model_set(configs, children, making, members, log, first)
         lines, tls = _startup_lines(config, log), bool(config.server.tls_cert)
         started = children.all if first is None else children.without_engines
+        if models is not None:
+            asleep = models.asleep
+            started = [child for child in started if child not in asleep]
         _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
             started,
@@ -242,6 +245,8 @@ def _close(
     members.drain()
     if models is not None:
         models.close()
+        if models.may_sleep:  # what waits for one that sleeps is finished as well
+            members.on_pump = models.tick
     leave()
     listener.close()
 

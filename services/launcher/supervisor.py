@@ -269,7 +269,7 @@ class Supervisor:
         """End what lives and is no member: a router that never heard of it declares no loss."""
         joined, own = self._members.joined, self._members.own()
         for child in self.children:
-            if not joined or not child.alive or child.service in self._stopping:
+            if not joined or not child.alive or child.held or child.service in self._stopping:
                 child.absent_since = None
             elif child.pid in own:
                 child.was_member, child.absent_since = True, None

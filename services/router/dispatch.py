@@ -37,7 +37,7 @@ HOLD_SECONDS = 30.0
 """A request waits so long for a tokenizer or an engine to come (back), or for
 ``--restart-wait-s`` if that is longer …"""
 LOADING_HOLD_SECONDS = 600.0
-"""… and so long while there is one that starts or loads its weights."""
+"""… and so long while there is one that starts or loads its weights, or its model sleeps."""
 RETRY_AFTER_SECONDS = 1.0
 
 
@@ -121,6 +121,8 @@ class Dispatcher:
             return
         if reason := self.held.hold(message, now):
             self._reject(message, f"{self._explain(target_of(message))}, and {reason}")
+        elif held is None and self.held.counts[message.model] == 1 and self._sleeps(message.model):
+            self._roster.wanted(message.model)
 
     def _release_up_to(self, key: tuple[int, str], attempt: int) -> None:
         """Hold a request no longer, unless it is a later attempt."""
@@ -144,6 +146,11 @@ class Dispatcher:
         """Whether a process starts or loads that is waited for."""
         coming = (Phase.STARTING, Phase.LOADING)
         return any(member.phase in coming for member in self._roster.of(*target))
+
+    def _sleeps(self, model: str) -> bool:
+        """Whether the model sleeps and is woken for a request."""
+        sleeper = self._roster.asleep.get(model)
+        return sleeper is not None and not sleeper.reason
 
     def _explain(self, target: Target) -> str:
         service, model, task = target
@@ -213,7 +220,8 @@ class Dispatcher:
             if is_ready or hopeful[target] != self._hopeful.get(target, True):
                 for message in self.held.waiting(target):
                     self.request(message, now)
-            limit = LOADING_HOLD_SECONDS if self._is_coming(target) else self._hold
+            is_coming = self._is_coming(target) or self._sleeps(model)
+            limit = LOADING_HOLD_SECONDS if is_coming else self._hold
             for message in self.held.older_than(now - limit, target):
                 self.placement.keep((message.id, service), now)
                 self._reject(message, self._explain(target))

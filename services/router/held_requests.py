@@ -47,7 +47,8 @@ class HeldRequests:
         """(message, since when)."""
         self._waiting: dict[Target, dict[Key, None]] = {}
         """Oldest first. A target has an entry while something waits for it."""
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        """How many are held for each model, where any are."""
         self._bytes: Counter[str] = Counter()
         """Bytes held by model; what waits for one takes no place of another's."""
         self._bytes_in_all = 0
@@ -121,7 +122,7 @@ class HeldRequests:
 
     def _full(self, model: str, more: int, *, is_new: bool) -> str:
         in_all = self._bytes_in_all + more + OVERHEAD_BYTES * is_new
-        if is_new and self._counts[model] >= MAX_HELD:
+        if is_new and self.counts[model] >= MAX_HELD:
             return f"{MAX_HELD} requests wait for it"
         if more > 0 and self._bytes[model] + more > MAX_HELD_BYTES:
             return f"requests of {MAX_HELD_BYTES >> 20} MiB wait for it"
@@ -144,8 +145,8 @@ class HeldRequests:
 
     def _count(self, message: Request, by: int) -> None:
         model, size = message.model, len(message.work)
-        self._counts[model] += by
+        self.counts[model] += by
         self._bytes[model] += by * size
         self._bytes_in_all += by * (size + OVERHEAD_BYTES)
-        if not self._counts[model]:
-            del self._counts[model], self._bytes[model]
+        if not self.counts[model]:
+            del self.counts[model], self._bytes[model]

@@ -12,6 +12,7 @@ from penstock.protocol.wire.messages.membership import (
     MetricsReport,
     Peer,
     Phase,
+    Sleeper,
 )
 
 SILENCE_SECONDS = 3.0
@@ -42,7 +43,7 @@ class Member:
         "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
         "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
         "metrics", "note", "number", "phase", "recent", "repaired_at", "routed", "said", "service",
-        "slots", "told", "unloading", "was_ready",
+        "sleepers", "slots", "told", "unloading", "was_ready",
     )  # fmt: skip
 
     def __init__(self, hello: Hello, identity: Identity, now: float, number: int = 0) -> None:
@@ -67,6 +68,8 @@ class Member:
         """Choices that it runs at the same time."""
         self.unloading: list[str] = []
         """Models that this launcher ends."""
+        self.sleepers: list[Sleeper] = []
+        """Models that this launcher has put to sleep."""
         self.load = 0
         """Choices of requests that are open there, as its last beat says."""
         self.routed = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from penstock.services.router.member import REPAIR_SECONDS, Member
 from penstock.services.router.prefix_index import PrefixIndex
 from penstock.services.router.ready_members import ReadyMembers
 from penstock.services.router.served_models import ServedModels, total
+from penstock.services.router.sleeping_models import SleepingModels
 
 _MODEL_SERVICES = ("tokenizer", "scheduler")
 """A model is ready when one of each is."""
@@ -73,6 +74,9 @@ class Roster:
         self.lost_of: Counter[str] = Counter()
         """How many processes of each service were ever lost."""
         self.models = ServedModels()
+        self.asleep = SleepingModels()
+        self.held: Mapping[str, int] = {}
+        """How many requests wait here for each model."""
         self._ready: dict[tuple[str, str, str], ReadyMembers] = {}
         self._changed: set[int] = set()
         """Incarnations that the others must hear of at once, …"""
@@ -155,6 +159,9 @@ class Roster:
 
     def _name_members(self) -> None:
         """Give each member the name that a scheduler has for its files."""
+        for member in self.members.values():
+            if member.said.model in self.asleep:  # its schedulers are away
+                self.models.engine_named(member.said)
         for incarnation, member in self.members.items():
             identity = self.models.named(member.said)  # a scheduler's own is known
             if identity != member.identity:
@@ -188,6 +195,11 @@ class Roster:
         member.connected = True
         member.beaten(beat.load, now)
         member.unloading = beat.unloading
+        if member.sleepers != beat.sleepers:
+            member.sleepers = beat.sleepers
+            self.asleep.look(self.members.values())
+            self._changed.add(self.incarnation)
+            self._name_members()
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
@@ -210,10 +222,17 @@ class Roster:
         known = self.prefixes.version(member.incarnation)
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
 
+    def wanted(self, model: str) -> None:
+        """A request waits for a model that sleeps: its launcher hears so at once."""
+        for member in self.members.values():
+            if any(one.model == model for one in member.sleepers):
+                self._send(member.address, BeatAnswer(self.incarnation, self._others(member)))
+
     def _look_served(self, member: Member, told: list[str]) -> None:
         """``told``: models that the member knows to be served, maybe longer than this router."""
         model, is_news = member.model, self.models.told(told)
         is_news |= self.models.unloads(member.unloading)
+        is_news |= self.models.sleeps(one.model for one in member.sleepers)
         if member.service == "scheduler" and member.phase == Phase.READY:
             self.models.does(model, member.capacity.done)
         if member.service in _MODEL_SERVICES and member.phase == Phase.READY:
@@ -239,6 +258,8 @@ class Roster:
         for member in self.members.values():
             if member.phase == Phase.READY or member.service == "frontend":
                 found += member.demands if member is not asking else ()
+        if asking.service == "launcher":
+            found += [Demand(model=model, held=count) for model, count in self.held.items()]
         return total(found)
 
     def goodbye(self, incarnation: int) -> None:
@@ -247,6 +268,7 @@ class Roster:
             self._log("debug", f"{member.service} left (pid {member.identity.pid})")
             self._remove(member)
             is_last = not any(other.model == member.model for other in self.members.values())
+            is_last = is_last and member.model not in self.asleep
             if is_last and self.models.has_nobody(member.model):
                 self._changed.add(self.incarnation)
             self._forget_models()
@@ -295,6 +317,8 @@ class Roster:
                 member.heard_at = now
                 member.item_age = 0.0
         self._ticked_at = now
+        if self.asleep.tick(self.members.values(), now):
+            self._changed.add(self.incarnation)
         for member in list(self.members.values()):
             if member.incarnation == self.incarnation:
                 continue
@@ -325,6 +349,7 @@ class Roster:
             gone=self._gone,
             served=self.models.served,
             withdrawn=self.models.withdrawn,
+            sleepers=list(self.asleep.values()),
         )
         self._changed, self._noted, self._gone, self._lost_since = set(), set(), [], []
         self._noted_at = now
@@ -344,6 +369,7 @@ class Roster:
             list(self.lost),
             served=self.models.served,
             withdrawn=self.models.withdrawn,
+            sleepers=list(self.asleep.values()),
         )
         member.told = self.version if self._send(member.address, whole) else 0
 

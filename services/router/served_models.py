@@ -79,6 +79,14 @@ class ServedModels:
             self._withdraw(name)
         return bool(news)
 
+    def sleeps(self, models: Iterable[str]) -> bool:
+        """A launcher has put them to sleep: one that was withdrawn with the last of its processes,
+        since nobody had heard of its sleep, is served. Returns whether there is one."""
+        news = [name for name in models if name in self._withdrawn]
+        for name in news:
+            self.is_ready(name)
+        return bool(news)
+
     def is_ready(self, model: str) -> bool:
         """A tokenizer and an engine of it are ready. Returns whether that is news."""
         is_news = model not in self._served
@@ -141,6 +149,7 @@ def total(demands: Iterable[Demand]) -> list[Demand]:
             sum(demand.ended for demand in same),
             sum(demand.slots for demand in same),
             model,
+            sum(demand.held for demand in same),
         )
         for model, same in by_model.items()
     ]

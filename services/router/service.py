@@ -42,6 +42,7 @@ class RouterService(AsyncService):
         self.dispatcher = Dispatcher(
             self.roster, mailbox.send, time.monotonic(), config.admission.restart_wait_s
         )
+        self.roster.held = self.dispatcher.held.counts
 
     def _note(self, level: str, text: str) -> None:
         getattr(self.log, level)(text)

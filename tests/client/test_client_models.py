@@ -26,12 +26,14 @@ from penstock.protocol.wire.messages.membership import (
     Members,
     Peer,
     Phase,
+    Sleeper,
 )
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     ChoiceState,
     RequestHead,
     Submit,
+    Taken,
     Tokens,
     Work,
 )
@@ -64,6 +66,7 @@ class Frontend:
         withdrawn: str = "",
         loading: str = "",
         beside: Sequence[Peer] = (),
+        sleepers: Sequence[Sleeper] = (),
     ) -> None:
         """Who is there: ``names`` of ``PARTS``, ready, one that loads, and others."""
         peers = list(beside)
@@ -77,7 +80,10 @@ class Frontend:
             peers.append(Peer(service, address, number, identity, phase, "", capacity, 0))
         self._version += 1
         message = Members(
-            1, self._version, peers, [], served=list(served), withdrawn=list(withdrawn)
+            *(1, self._version, peers, []),
+            served=list(served),
+            withdrawn=list(withdrawn),
+            sleepers=list(sleepers),
         )
         self.participant.handle(1, message, self.now)
         self.tick()
@@ -190,6 +196,67 @@ def test_a_model_is_listed_while_its_engine_restarts_and_until_it_is_withdrawn()
     frontend.all_but("b scheduler", "b tokenizer", served="a", withdrawn="b")
     assert [model.name for model in frontend.gateway.models()] == ["a"]
     assert frontend.gateway.ready().models == {"a": "ready"}
+
+
+def asleep(state: str = "asleep", reason: str = "") -> list[Sleeper]:
+    """The model b, which was never awake."""
+    return [Sleeper("b", ["bee"], state, CAPACITY, 8.0, reason)]
+
+
+def test_a_model_that_sleeps_is_listed_and_ready_though_it_never_was_awake() -> None:
+    frontend = Frontend(expected=("a", "b"))
+    frontend.all_but("b scheduler", sleepers=asleep())
+    a, b = frontend.gateway.models()
+    assert (a.sleep, b.sleep, b.aliases, b.max_model_len) == ("", "asleep", ["bee"], 4096)
+    assert frontend.gateway.ready().ready
+    assert frontend.gateway.ready("b").models == {"b": "asleep"}
+    frontend.all_but()
+    assert [one.sleep for one in frontend.gateway.models()] == ["", ""]
+
+
+def test_all_models_may_sleep_at_a_time() -> None:
+    frontend = Frontend()
+    both = [*asleep(), Sleeper("a", [], "waking", CAPACITY, 8.0)]
+    frontend.all_but("a scheduler", "b scheduler", sleepers=both)
+    found = frontend.gateway.ready()
+    assert (found.ready, found.models) == (True, {"a": "waking", "b": "asleep"})
+
+
+def test_a_request_for_a_model_that_sleeps_waits_and_then_hears_when_to_come_again() -> None:
+    frontend = Frontend(wake_wait_s=100.0, max_waiting_requests=3)
+    frontend.all_but("b scheduler", sleepers=asleep("waking"))
+    waiting = [frontend.open("b") for _ in range(4)]
+    for submit in [one for one in frontend.wire.sent if isinstance(one, Submit)]:
+        taken = Taken(submit.id, submit.attempt)
+        frontend.gateway.handle(PARTS["b tokenizer"], taken, frontend.now)
+    frontend.tick(2.0)
+    with pytest.raises(Overloaded, match="3 requests are waiting already") as refused:
+        frontend.open("b")
+    assert 1.0 < refused.value.rejected.retry_after <= 8.0
+    for _ in range(5):
+        frontend.tick(19.0)
+    assert all(ear.rejected is None for ear in waiting)
+    frontend.tick(4.0)
+    for ear in waiting:
+        assert ear.rejected is not None
+        assert (ear.rejected.status, ear.rejected.retry_after) == (503, 1.0)
+        assert "--wake-wait-s" in ear.rejected.message
+
+
+def test_who_waits_for_a_model_that_cannot_be_woken_hears_why() -> None:
+    frontend = Frontend()
+    frontend.all_but("b scheduler", sleepers=asleep("waking"))
+    waiting = frontend.open("b")
+    frontend.all_but("b scheduler", sleepers=asleep("falling asleep", "worker 1 ended"))
+    assert waiting.rejected is not None
+    assert "it could not be woken" in waiting.rejected.message
+    assert "worker 1" not in waiting.rejected.message, "that is for the log and administrators"
+    assert waiting.rejected.retry_after == 8.0
+    with pytest.raises(Overloaded, match="could not be woken"):
+        frontend.open("b")
+    whole, one = frontend.gateway.ready(), frontend.gateway.ready("b")
+    assert (whole.ready, one.ready) == (True, False)
+    assert whole.models["b"] == "falling asleep: could not be woken"
 
 
 def test_of_a_model_that_is_unloaded_only_what_runs_goes_on() -> None:

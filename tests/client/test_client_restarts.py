@@ -16,7 +16,15 @@ from penstock.client.parts import FAILED_STARTS, JOIN_SECONDS, Parts
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Members, Peer, Phase
+from penstock.protocol.wire.messages.membership import (
+    Capacity,
+    Identity,
+    Members,
+    Peer,
+    Phase,
+    Sleep,
+    Sleeper,
+)
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
@@ -74,6 +82,70 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+# --- a model that sleeps
+
+
+def asleep(state: str = Sleep.ASLEEP, reason: str = "") -> list[Sleeper]:
+    return [Sleeper("m", [], state, CAPACITY, 8.0, reason)]
+
+
+def of_sleeper(phases: dict[int, str], sleepers: list[Sleeper]) -> World:
+    world = World()
+    world.parts = Parts(world.participant, WAIT, world.now, "m", wake_wait_s=120.0)
+    peers = [
+        Peer(SERVICES[n], f"ipc:///run/{n}.sock", n, Identity(n, "host", "0", model="m"), phase, "",
+             CAPACITY, 0)
+        for n, phase in phases.items()
+    ]  # fmt: skip
+    told = Members(1, 1, peers, [], served=["m"], sleepers=sleepers)
+    world.participant.handle(1, told, world.now)
+    return world
+
+
+@pytest.mark.parametrize("state", [Sleep.FALLING, Sleep.ASLEEP, Sleep.WAKING])
+def test_a_model_that_sleeps_is_waited_for_as_long_as_a_request_may(state: str) -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(state))
+    began = world.now
+    assert world.after(0.0) == ""
+    assert world.parts.states()["engine"] == state
+    for _ in range(3):
+        assert world.after(WAIT) == ""
+    assert not world.parts.waited_too_long(began, began + 120.0)
+    assert world.parts.waited_too_long(began, began + 120.1)
+    assert "--wake-wait-s" in world.parts.too_late()
+
+
+def test_a_model_that_sleeps_has_no_hope_without_tokenizers() -> None:
+    world = of_sleeper({1: Phase.READY}, asleep())
+    assert world.after(0.0) == ""
+    assert "no tokenizer has come" in world.after(WAIT + 0.1)
+
+
+def test_a_model_that_cannot_be_woken_is_not_waited_for() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(reason="worker 1 ended"))
+    assert "it could not be woken" in world.after(0.0)
+
+
+def test_the_waits_for_restarts_and_for_waking_are_two() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep())
+    world.parts = Parts(world.participant, 0.0, world.now, "m", wake_wait_s=120.0)
+    assert world.after(0.5) == ""
+    world.parts = Parts(world.participant, WAIT, world.now, "m", wake_wait_s=0.0)
+    assert "--wake-wait-s 0 lets no request wait" in world.after(0.5)
+
+
+def test_who_comes_again_does_so_when_the_model_is_likely_awake() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep())
+    world.after(5.0)
+    assert world.parts.retry_after(world.now) == 8.0, "it has not begun to wake"
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(Sleep.WAKING))
+    world.after(0.0)
+    world.after(5.0)
+    assert world.parts.retry_after(world.now) == pytest.approx(3.0)
+    world.after(60.0)
+    assert world.parts.retry_after(world.now) == 1.0
 
 
 # --- whether there is hope

@@ -81,8 +81,10 @@ _ADAPTERS_ROW: list[Any] = [["sql", "ab12"]]
 _CAPACITY_ROW: list[Any] = [
     *_SIZES, _GROUPS_ROW, "whole", 3, ["embed"], False, ["no"], _ADAPTERS_ROW, [2],
 ]  # fmt: skip
-_DEMAND = m.Demand(70, 6, 70000, 900, 64, "me")
-_DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me"]
+_DEMAND = m.Demand(70, 6, 70000, 900, 64, "me", 2)
+_DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me", 2]
+_SLEEPER = m.Sleeper("tiny", ["t"], "asleep", _CAPACITY, 2.5, "none")
+_SLEEPER_ROW: list[Any] = ["tiny", ["t"], "asleep", _CAPACITY_ROW, 2.5, "none"]
 _IDENTITY = m.Identity(
     4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de", "h:1"
 )
@@ -181,12 +183,12 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             *("tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
             *(_CAPACITY, b"m", 2, [_DEMAND], ["me"]),
             m.PrefixReport(3, 300, b"heldheld", b"gonegone"),
-            ["you"],
+            *(["you"], [_SLEEPER]),
         ),
         [
             *(3, "tcp://h:1", 9, "loading", "45 %", 70000, 0.25, 10.0, 5),
             *(_CAPACITY_ROW, b"m", 2, [_DEMAND_ROW], ["me"]),
-            *([3, 300, b"heldheld", b"gonegone"], ["you"]),
+            *([3, 300, b"heldheld", b"gonegone"], ["you"], [_SLEEPER_ROW]),
         ],
     ),
     "BeatAnswer": (m.BeatAnswer(BIG, [_DEMAND], 300), [4, BIG, [_DEMAND_ROW], 300]),
@@ -195,8 +197,8 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "Died": (m.Died(65536, "host-a"), [7, 65536, "host-a"]),
     "Fenced": (m.Fenced(1), [8, 1]),
     "Members": (
-        m.Members(9, 3, [_PEER], [11, 12], 2, [200], ["me"], ["you"]),
-        [9, 9, 3, [_PEER_ROW], [11, 12], 2, [200], ["me"], ["you"]],
+        m.Members(9, 3, [_PEER], [11, 12], 2, [200], ["me"], ["you"], [_SLEEPER]),
+        [9, 9, 3, [_PEER_ROW], [11, 12], 2, [200], ["me"], ["you"], [_SLEEPER_ROW]],
     ),
     "MetricsQuery": (m.MetricsQuery("ipc:///f"), [10, "ipc:///f"]),
     "MetricsAnswer": (
@@ -383,7 +385,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "fc1b53da3a0a24c3"
+SCHEMA_HASH = "4d87e24119eb4631"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -393,23 +395,27 @@ GOLDEN: dict[str, str] = {
     ),
     "Refused": "9302a36f6c64a775706772616465",
     "Beat": (
-        "dc001003a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
+        "dc001103a97463703a2f2f683a3109a76c6f6164696e67a434352025ce00011170cb3fd0000000000000cb"
         "4024000000000000059fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd02"
-        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102c4016d0291964606ce00"
-        "011170cd038440a26d6591a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a3796f"
-        "75"
+        "00a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102c4016d0291974606ce00"
+        "011170cd038440a26d650291a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e6591a379"
+        "6f759196a474696e7991a174a661736c6565709fcd03e81040cd0800cd1000cd7d00059292a466756c6c00"
+        "92a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca4616231329102"
+        "cb4004000000000000a46e6f6e65"
     ),
-    "BeatAnswer": "9404cf7fffffffffffffff91964606ce00011170cd038440a26d65cd012c",
+    "BeatAnswer": "9404cf7fffffffffffffff91974606ce00011170cd038440a26d6502cd012c",
     "WhoAreYou": "920505",
     "Goodbye": "9206ccc8",
     "Died": "9307ce00010000a6686f73742d61",
     "Fenced": "920801",
     "Members": (
-        "990909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
+        "9a0909039198a6776f726b6572b16970633a2f2f2f72756e2f772e736f636b0799cd1092a6686f73742d61"
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a572"
         "65616479a09fcd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a57768"
         "6f6c650391a5656d626564c291a26e6f9192a373716ca461623132910203920b0c0291ccc891a26d6591a3"
-        "796f75"
+        "796f759196a474696e7991a174a661736c6565709fcd03e81040cd0800cd1000cd7d00059292a466756c6c"
+        "0092a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9192a373716ca46162313291"
+        "02cb4004000000000000a46e6f6e65"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (

@@ -42,6 +42,7 @@ SPELLED: dict[str, Any] = {
     "max_tenant_share": 0.4,
     "memory_share": [0.5],
     "model_dirs": [SECRETS.name],
+    "keep_alive": ["10m"],
     "lora": ["one=/adapters/one"],
     "lora_dirs": [SECRETS.name],
     "allowed_origins": ["https://one.example", "http://two.example:3000"],
@@ -110,6 +111,8 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "tls_key": {"tls_cert": __file__},
     "kv_tier_disk_bytes": {"kv_tier_disk": "/var/cache/penstock"},
     "kv_tier_store_after": {"kv_tier_memory_bytes": 2**30},
+    "min_awake_s": {"resident": 1},
+    "prepare_engines": {"keep_alive": ["10m"]},
     "speculative_tokens": {"speculative": "suffix"},
     "speculative_history": {"speculative": "suffix"},
 }

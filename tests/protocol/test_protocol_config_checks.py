@@ -104,6 +104,13 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"speculative": "off", "speculative_tokens": 3},
      ("--speculative-tokens 3", "--speculative off", "suffix or ngram")),
     ({"speculative_history": 9}, ("--speculative-history 9", "--speculative auto")),
+    ({"min_awake_s": 3}, ("--min-awake-s 3", "--resident")),
+    ({"prepare_engines": True}, ("--prepare-engines", "--resident or --keep-alive")),
+    ({"keep_alive": ["10x"]}, ("--keep-alive 10x", "90s, 10m or 2h")),
+    ({"keep_alive": ["10m"], "model_dirs": ["/"]}, ("--keep-alive 10m", "--model-dirs")),
+    ({"keep_alive": ["10m"], "lora_dirs": ["/"]}, ("--keep-alive 10m", "--lora-dirs")),
+    ({"keep_alive": ["1s"], "executor": "ray"}, ("--keep-alive 1s", "--executor ray")),
+    ({"resident": 1, "lora": ["a=/a"]}, ("--resident 1", "--lora")),
     ({"data_parallel_size": 2, "engine": "b"}, ("--engine b", "--data-parallel-size 2")),
 ]  # fmt: skip
 

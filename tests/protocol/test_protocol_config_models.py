@@ -10,9 +10,11 @@ import pytest
 from penstock.loadtest.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, build_parser, resolve
 from penstock.protocol.config.complete import AnotherModel, complete, with_another_model
+from penstock.protocol.config.keep_alive import keep_alive_of
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import check_names, of_each, together, written
 from penstock.protocol.config.shown import show
+from penstock.protocol.config.sleep_checks import check_resident
 
 GROUPS = ["model", "cache", "device", "launch", "cluster", "server"]
 
@@ -95,6 +97,33 @@ def test_each_model_has_a_configuration_with_its_own_name_and_share() -> None:
     assert [config.cache.share() for config in several(num_kv_blocks="64")] == [1.0, 1.0]
 
 
+def test_models_of_which_some_are_awake_share_the_memory_of_those() -> None:
+    three = ["/m/a", "/m/b", "/m/c"]
+    found = several(model=three, resident="2")
+    assert [config.cache.share() for config in found] == [0.5, 0.5, 0.5]
+    found = several(model=three, resident="2", memory_share=["0.25", "0.75", "0.25"])
+    assert [config.cache.share() for config in found] == [0.25, 0.75, 0.25]
+    with pytest.raises(ConfigError, match=r"together 1.1, but 2 of the models share one memory"):
+        several(model=three, resident="2", memory_share=["0.2", "0.5", "0.6"])
+    check_resident(found)
+    with pytest.raises(ConfigError, match="--resident 1 chooses among several models"):
+        check_resident(several(model=["/m/a"], resident="1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90.0), ("10m", 600.0), ("1.5h", 5400.0), ("1d", 86400.0), ("7", 7.0), ("0", 0.0),
+     ("250ms", 0.25), ("-1", None)],
+)  # fmt: skip
+def test_a_keep_alive_is_written_as_people_do(text: str, seconds: float | None) -> None:
+    assert keep_alive_of(["a", "b"], [text]) == {"a": seconds, "b": seconds}
+
+
+def test_each_model_may_have_a_keep_alive_of_its_own() -> None:
+    assert keep_alive_of(["a", "b"], ["1m", "-1"]) == {"a": 60.0, "b": None}
+    assert keep_alive_of(["a", "b"], []) == {"a": None, "b": None}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -105,6 +134,9 @@ def test_each_model_has_a_configuration_with_its_own_name_and_share() -> None:
         ({"memory_share": ["0", "0.5"]}, r"--memory-share"),
         ({"memory_share": ["0.5", "0.5"], "num_kv_blocks": "64"}, "--num-kv-blocks 64 both"),
         ({"memory_share": ["0.5", "0.5"], "device": "null"}, "--device null"),
+        ({"resident": "3"}, r"--resident 3 is more than the 2 models"),
+        ({"keep_alive": ["1m", "2m", "3m"]}, r"--keep-alive 1m 2m 3m: 3 times for 2 models"),
+        ({"resident": "1", "memory_share": ["1.0", "0"]}, r"--memory-share"),
         ({"port_range": "20000-20005"}, "fewer ports than the 9 processes"),
     ],
 )

@@ -35,6 +35,7 @@ from penstock.protocol.wire.messages.membership import (
     Peer,
     Phase,
     Refused,
+    Sleeper,
     WhoAreYou,
 )
 from penstock.protocol.wire.messages.requests import Taken
@@ -311,6 +312,27 @@ def test_a_new_router_may_take_its_time_to_learn_the_peers(member: Participant, 
     assert member.peers.keys() == {2}
     assert gone(member) == [{1, 3}]
     assert sorted(wire.forgotten) == ["ipc:///run/1.sock", "ipc:///run/3.sock"]
+
+
+def test_models_sleep_on_until_a_new_router_has_heard_of_their_launcher(
+    member: Participant,
+) -> None:
+    def told(router: int, version: int, *names: str) -> None:
+        sleepers = [Sleeper(name, [], "asleep", Capacity()) for name in names]
+        found = Members(router, version, [peer(1)], [], served=["a", "b"], sleepers=sleepers)
+        member.handle(0, found, 10.0 + version)
+
+    member.tick(10.0)
+    told(1, 4, "a", "b")
+    told(1, 5, "a")
+    assert set(member.sleepers) == {"a"}
+    told(2, 1)
+    assert set(member.sleepers) == {"a"}, "it does not know yet"
+    told(2, 2, "b")
+    assert set(member.sleepers) == {"b"}
+    told(3, 1)
+    tick_until(member, 11.0, 11.0 + CARRY_SECONDS + 0.5)
+    assert member.sleepers == {}, "there is none"
 
 
 def test_a_peer_that_the_new_router_declares_lost_is_not_carried(member: Participant) -> None:

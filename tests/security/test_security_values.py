@@ -89,7 +89,7 @@ KWARGS = (
     "return_dict",
 )
 ROUTES_OF_OTHERS = [
-    "/load_lora_adapter", "/unload_lora_adapter", "/sleep", "/wake_up",
+    "/load_lora_adapter", "/unload_lora_adapter",
     "/pause", "/start_profile", "/stop_profile", "/update_weights", "/update_weights_from_disk",
     "/init_weights_update_group", "/collective_rpc", "/reset_prefix_cache", "/flush_cache",
     "/get_server_info", "/server_info", "/invocations", "/ping",

@@ -20,6 +20,11 @@ LOAD_MODEL = "load_model"
 """The launcher: run one more. About: an encoded ``LoadModel``."""
 UNLOAD_MODEL = "unload_model"
 """The launcher: end one. About: its name."""
+SLEEP_MODEL = "sleep_model"
+"""The launcher: stop the engines of one until its next request. About: its name. Answer: as above,
+as for the next."""
+WAKE_MODEL = "wake_model"
+"""The launcher: start them again. About: its name."""
 
 ADMIT_ADAPTER = "admit_adapter"
 """The launcher: may an adapter be loaded? About: an encoded ``AdapterPlace``. Answer: an encoded
@@ -76,11 +81,11 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True, gc=False):
     aliases: list[str]
     folder: str
     state: str
-    """``loading``, ``ready``, ``draining`` or ``failed``."""
+    """``loading``, ``ready``, ``draining`` or ``failed``; or where it sleeps, one of ``Sleep``."""
     seconds: float
     """Since it came into this state."""
     reason: str = ""
-    """Why it has failed."""
+    """Why it has failed, or could not be woken."""
     note: str = ""
     """What its processes are doing, while it is loading or draining."""
 

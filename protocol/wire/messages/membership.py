@@ -66,6 +66,8 @@ class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     slots: int = 0
     """Sequences that an engine runs at once, or as many as its KV memory lets run."""
     model: str = ""
+    held: int = 0
+    """What waits in the router for a part of the model; only launchers are told."""
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -124,6 +126,30 @@ class Phase:
     DRAINING = "draining"
 
 
+class Sleep:
+    """Where a model stands that is not awake. A plain string on the wire."""
+
+    FALLING = "falling asleep"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+
+
+class Sleeper(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A model that is served though its engines are stopped: its launcher starts them again for the
+    next request."""
+
+    model: str
+    aliases: list[str]
+    state: str
+    """See ``Sleep``."""
+    capacity: Capacity
+    """What an engine of it last said; before there was one, what its folder says."""
+    wake_s: float = 0.0
+    """Seconds from the beginning of this state until it is awake, as far as that is known."""
+    reason: str = ""
+    """Why it could not be woken. While there is one it is not tried again, and no request waits."""
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """Sent by the beat thread of every process, also while its main thread is busy.
 
@@ -158,6 +184,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     """What an engine's prefix cache holds; sent until the router has it."""
     unloading: list[str] = []
     """Of a launcher: models that it ends. They are withdrawn, though their processes are there."""
+    sleepers: list[Sleeper] = []
+    """Of a launcher: models that it has put to sleep."""
 
 
 class BeatAnswer(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
@@ -235,6 +263,8 @@ class Members(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     withdrawn: list[str] = []
     """Models that were served and are no more: their last process has left with ``Goodbye``, or
     their launcher ends them."""
+    sleepers: list[Sleeper] = []
+    """All models that sleep, also in a change."""
 
 
 class Exemplar(msgspec.Struct, frozen=True, array_like=True, gc=False):

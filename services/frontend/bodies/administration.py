@@ -134,6 +134,35 @@ class UnloadModelBody(Declared, kw_only=True):
     wait_s: Wait = 0.0
 
 
+ModelName = Annotated[
+    str,
+    Meta(max_length=256, description="One of the model's names; where there is one model, empty."),
+]
+WaitForState = Annotated[
+    float,
+    Meta(ge=0, le=MAX_WAIT_S, description="Answer when it is done, or after so many seconds."),
+]
+
+
+class SleepBody(Declared, kw_only=True):
+    model: ModelName = ""
+    level: Annotated[
+        Literal[2],
+        Meta(description="2: the weights are given up as well; level 1 of vLLM is not done."),
+    ] = 2
+    wait_s: WaitForState = 600.0
+
+
+class WakeBody(Declared, kw_only=True):
+    model: ModelName = ""
+    wait_s: WaitForState = 600.0
+
+
+class IsSleeping(Given, kw_only=True):
+    is_sleeping: Annotated[bool, Meta(description="Whether it is not awake.")]
+    state: Annotated[str, Meta(description="ready, falling asleep, asleep or waking.")]
+
+
 class LoadAdapterBody(Declared, kw_only=True):
     lora_name: Annotated[
         str, Meta(min_length=1, max_length=256, description="Under which it is served.")
@@ -167,11 +196,11 @@ class ModelStateBody(Given, kw_only=True):
         str,
         Meta(
             description="loading, ready, draining (it takes no more requests, and ends), unloaded, "
-            "or failed."
+            "or failed; of a model that sleeps: falling asleep, asleep, or waking."
         ),
     ]
     seconds: Annotated[float, Meta(ge=0, description="Since it came into this state.")]
-    reason: Annotated[str | None, Meta(description="Why it has failed.")]
+    reason: Annotated[str | None, Meta(description="Why it has failed, or could not be woken.")]
     note: Annotated[
         str | None, Meta(description="What its processes are doing that are not ready.")
     ]

@@ -197,7 +197,9 @@ class OllamaBody(Declared, kw_only=True):
         Annotated[Logprobs, said("So many of the likeliest tokens beside each, with logprobs.")]
         | None
     ) = None
-    keep_alive: Annotated[float | str, said("Has no effect: models stay loaded.")] | None = None
+    keep_alive: (
+        Annotated[float | str, said("Has no effect: --keep-alive of the server says it.")] | None
+    ) = None
 
 
 class OllamaChatBody(OllamaBody, kw_only=True):

@@ -274,6 +274,10 @@ class ModelCard(Given, kw_only=True):
     ] = None
     max_model_len: Annotated[Count, Meta(description="Tokens of prompt and output together.")]
     tasks: Annotated[list[str], Meta(description="What it does: generate, embed, score, classify.")]
+    state: Annotated[
+        str | UnsetType,
+        Meta(description="Of one that is not awake: falling asleep, asleep, or waking."),
+    ] = UNSET
 
 
 class ModelList(Given, kw_only=True):

@@ -45,16 +45,16 @@ _KINDS = {403: "permission_error", 404: "not_found_error", 503: "overloaded_erro
 
 async def list_states(request: web.Request) -> web.Response:
     """``GET /v1/admin/models``."""
-    states = await _ask(request.app[CONTEXT], MODEL_STATES)
+    states = await ask_launcher(request.app[CONTEXT], MODEL_STATES)
     return json_response(ModelStates(data=[_told(one) for one in states]))
 
 
 async def show_state(request: web.Request) -> web.Response:
     """``GET /v1/admin/models/{name}``."""
     name = request.match_info["model"]
-    state = await _state(request.app[CONTEXT], name)
+    state = await state_of(request.app[CONTEXT], name)
     if state is None:
-        raise _unknown(name)
+        raise unknown_model(name)
     return json_response(_told(state))
 
 
@@ -62,7 +62,7 @@ async def load_model(request: web.Request) -> web.Response:
     """``POST /v1/admin/models/load``."""
     context, body = request.app[CONTEXT], await read_body(request, LoadModelBody)
     about = LoadModel(body.model, body.name, body.memory_share)
-    (state,) = await _ask(context, LOAD_MODEL, msgspec.msgpack.encode(about))
+    (state,) = await ask_launcher(context, LOAD_MODEL, msgspec.msgpack.encode(about))
 
     def is_done(now: ModelState) -> bool:
         # What the launcher knows, this process may hear a moment later.
@@ -71,31 +71,33 @@ async def load_model(request: web.Request) -> web.Response:
         )
 
     name = state.name
-    found = await _wait(context, state, body.wait_s, is_done)
+    found = await wait_for_state(context, state, body.wait_s, is_done)
     if found is None:
         raise ApiError(409, f"The model {show(name)} was unloaded meanwhile", code="model_unloaded")
     if found.state == "failed":
         message = f"The model {show(name)} cannot be loaded: {found.reason}"
         raise ApiError(500, message, kind="server_error", code="model_load_failed")
-    return _on_its_way(found, 200 if is_done(found) else 202)
+    return on_its_way(found, 200 if is_done(found) else 202)
 
 
 async def unload_model(request: web.Request) -> web.Response:
     """``POST /v1/admin/models/unload``."""
     context, body = request.app[CONTEXT], await read_body(request, UnloadModelBody)
-    states = await _ask(context, UNLOAD_MODEL, body.model.encode())
+    states = await ask_launcher(context, UNLOAD_MODEL, body.model.encode())
     state = states[0] if states else None
     last = state
     if state is not None:
-        state = await _wait(context, state, body.wait_s, lambda now: now.state != "draining")
+        state = await wait_for_state(
+            context, state, body.wait_s, lambda now: now.state != "draining"
+        )
     if state is None or state.state != "draining":  # it is gone, or there is another of its name
         gone = last or ModelState(body.model, [], "", UNLOADED, 0.0)
         gone = msgspec.structs.replace(gone, state=UNLOADED, seconds=0.0, note="")
         return json_response(_told(gone))
-    return _on_its_way(state, 202)
+    return on_its_way(state, 202)
 
 
-async def _wait(
+async def wait_for_state(
     context: Context, state: ModelState, wait_s: float, is_done: Callable[[ModelState], bool]
 ) -> ModelState | None:
     """The state of a model once it is done, after ``wait_s``, or when this process is to end;
@@ -107,7 +109,7 @@ async def _wait(
             break
         await asyncio.sleep(min(LOOK_SECONDS, left))
         try:
-            latest = await _state(context, state.name)
+            latest = await state_of(context, state.name)
         except ApiError as error:
             if error.status != 503:
                 raise
@@ -118,12 +120,15 @@ async def _wait(
     return found
 
 
-async def _state(context: Context, name: str) -> ModelState | None:
-    states = await _ask(context, MODEL_STATES)
+async def state_of(context: Context, name: str) -> ModelState | None:
+    """The state of the model that has the name, if there is one."""
+    states = await ask_launcher(context, MODEL_STATES)
     return next((one for one in states if name in (one.name, *one.aliases)), None)
 
 
-async def _ask(context: Context, what: str, about: bytes = b"") -> list[ModelState]:
+async def ask_launcher(
+    context: Context, what: str = MODEL_STATES, about: bytes = b""
+) -> list[ModelState]:
     """What the launcher says. Raises ``ApiError``: what it refuses, or that it cannot be asked."""
     if not any(peer.service == "launcher" for peer in context.gateway.members()):
         raise ApiError(
@@ -153,7 +158,8 @@ async def _ask(context: Context, what: str, about: bytes = b"") -> list[ModelSta
     return answer.models
 
 
-def _unknown(name: str) -> ApiError:
+def unknown_model(name: str) -> ApiError:
+    """The launcher has none of that name."""
     return ApiError(
         404,
         f"The launcher knows no model {show(name)}; one that was unloaded is forgotten",
@@ -162,7 +168,8 @@ def _unknown(name: str) -> ApiError:
     )
 
 
-def _on_its_way(state: ModelState, status: int) -> web.Response:
+def on_its_way(state: ModelState, status: int) -> web.Response:
+    """The state of a model; with a 202 also where it may be asked for."""
     response = json_response(_told(state), status)
     if status == 202:
         response.headers["Location"] = f"{STATES}/{quote(state.name)}"

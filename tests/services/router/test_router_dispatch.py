@@ -13,12 +13,15 @@ from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import (
     Beat,
+    BeatAnswer,
     Capacity,
     Demand,
     Hello,
     Identity,
     MetricsReport,
     Phase,
+    Sleep,
+    Sleeper,
 )
 from penstock.protocol.wire.messages.requests import (
     Cancel,
@@ -772,6 +775,97 @@ def test_a_request_waits_for_its_own_model_and_others_do_not(two_models: World) 
     world.add(14, "scheduler", model="b")
     world.tick(0.25)
     assert world.where() == [14]
+
+
+def sleeps(world: World, name: str, reason: str = "", launcher: int = 50) -> None:
+    """A launcher says that the model sleeps, and its engine has left."""
+    world.add(launcher, "launcher")
+    sleeper = Sleeper(name, [], Sleep.ASLEEP, Capacity(), 5.0, reason)
+    world.roster.beat(
+        Beat(
+            *(address(launcher), launcher, Phase.READY, "", 1, 0.0, 0.0, 0, Capacity()),
+            *(encode(MetricsReport([])), 10**6, [], ["a", "b", name]),
+            sleepers=[sleeper],
+        ),
+        world.now,
+    )
+    world.sent.clear()
+
+
+def test_a_request_for_a_model_that_sleeps_waits_and_its_launcher_hears_at_once(
+    two_models: World,
+) -> None:
+    world = two_models
+    world.roster.held = world.dispatcher.held.counts
+    world.roster.goodbye(12)
+    sleeps(world, "b")
+    for number in (1, 2):
+        world.enqueue(number, model="b")
+    ((to, told),) = world.take(BeatAnswer)
+    assert to == address(50)
+    assert [(one.model, one.held) for one in told.others if one.held] == [("b", 1)]
+    beats = LOADING_HOLD_SECONDS - 1.0
+    world.tick(beats)
+    assert world.take(Rejected) == [], "it is waited for as if it were loading"
+    world.tick(2.0)
+    assert len(world.take(Rejected)) == 2
+
+
+def test_a_model_that_cannot_be_woken_is_waited_for_as_any_lost_engine(two_models: World) -> None:
+    world = two_models
+    world.roster.goodbye(12)
+    sleeps(world, "b", reason="worker 1 ended")
+    world.enqueue(1, model="b")
+    assert world.take(BeatAnswer) == []
+    world.tick(HOLD_SECONDS + 0.1)
+    assert len(world.take(Rejected)) == 1
+
+
+def test_a_model_that_sleeps_since_the_start_is_served(two_models: World) -> None:
+    world = two_models
+    world.add(31, "tokenizer", model="c")
+    sleeps(world, "c")
+    world.submit(1, model="c")
+    world.enqueue(1, model="c")
+    assert world.where() == [31]
+    assert len(world.dispatcher.held) == 1
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_model_that_falls_asleep_without_a_tokenizer_is_not_withdrawn(
+    two_models: World, heard: bool
+) -> None:
+    world = two_models
+    for number in (1, 2, 11, 12):
+        world.beat(number)
+    world.roster.died(11, "host-a")
+    if heard:
+        sleeps(world, "b")
+    world.roster.goodbye(12)
+    assert ("b" in world.roster.models) == heard
+    if not heard:
+        sleeps(world, "b")
+    assert world.roster.models.served == ["a", "b"]
+    assert world.roster.models.withdrawn == []
+
+
+def test_models_sleep_on_while_their_launcher_joins_anew_and_not_when_it_is_gone(
+    two_models: World,
+) -> None:
+    roster = two_models.roster
+    sleeps(two_models, "b")
+    assert set(roster.asleep) == {"b"}
+    roster.died(50, "host-a")
+    roster.members.clear()
+    roster.tick(two_models.now)
+    roster.tick(two_models.now + 0.9)
+    sleeps(two_models, "b", "its launcher is there again", launcher=51)
+    roster.tick(two_models.now + 1.8)
+    assert roster.asleep["b"].reason
+    roster.members.clear()
+    for second in range(13):
+        roster.tick(two_models.now + 2.0 + 0.9 * second)
+        assert (not roster.asleep) == (second > 11)
 
 
 def test_a_request_for_a_model_that_was_never_ready_is_turned_away(two_models: World) -> None:

@@ -10,17 +10,25 @@ import numpy as np
 import pytest
 import torch
 import triton
+from adapter_folders import write_adapter
 from asked_slots import asking, biased
 from oracle_drafts import AllDrafts, OracleProposer, speculating
 from plan_driver import GREEDY, PlanDriver
-from test_worker_gpu_executor import gpu_executor
-from tiny_models import some_prompts
+from test_worker_adapters_gpu import gpu_executor as with_adapters
+from test_worker_gpu_executor import DEVICE, gpu_executor, silent
+from tiny_adapters import modules_of
+from tiny_models import make_model, some_prompts
 
+from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
-from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.decoder import GpuDecoder, dense_executor
 from penstock.services.worker.gpu.draft_rows import lay_out
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.in_flight import InFlight
+from penstock.services.worker.model_weights import load_model
+from penstock.services.worker.models.dense import DenseConfig, dense_config
+from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.planned_step import DraftRows, PlannedStep
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
@@ -83,6 +91,44 @@ def test_rejected_drafts_are_counted_by_their_place(tiny_folder: Folder) -> None
         drafted, taken = drafting.counts.drafted["own"], drafting.counts.accepted["own"]
         assert drafted[0] >= drafted[1] > 0
         assert taken == ([0, 0, 0] if wrong else drafted)
+
+
+@SLOW_WITHOUT_GPU
+def test_rows_of_adapters_have_drafts_beside_others(tiny_folder: Folder, tmp_path: Path) -> None:
+    modules = modules_of(make_model("qwen3"))
+    folders = {
+        name: write_adapter(tmp_path / name, modules, seed=seed)
+        for seed, name in enumerate(("one", "two"))
+    }
+    executor, held = with_adapters(tiny_folder("qwen3"), **folders)
+    assert isinstance(executor, DraftingGpuExecutor)
+    prompts, adapters, tokens = 3 * some_prompts([9]), ["", *held.numbers], 16 if ON_GPU else 6
+    expected = PlanDriver(executor, 1).run(prompts, tokens, adapters=adapters)
+    assert len({tuple(one) for one in expected}) == 3
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)))
+    driver = PlanDriver(executor, 2)
+    assert driver.run(prompts, tokens, adapters=adapters, preemptions=1) == expected
+    assert max(driver.row_counts) > 1
+
+
+@SLOW_WITHOUT_GPU
+def test_drafts_read_keys_and_values_of_a_byte_a_number(tiny_folder: Folder) -> None:
+    """A row attends to what is stored, whether it is drafted or not."""
+    info = read_model_info(tiny_folder("qwen3"))
+    model = load_model(info, torch.float32, DEVICE, silent, longest=256)
+    config = dense_config(model.specification)
+    assert isinstance(config, DenseConfig)
+    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size)
+    dense = dense_model(config, model.specification, model.weights)
+    executor = dense_executor(*dense, sizes, None, "int8")
+    prompts, tokens = some_prompts([20, 33]), 16 if ON_GPU else 6
+    expected = PlanDriver(executor, 1).run(prompts, tokens)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)))
+    driver = PlanDriver(executor, 2)
+    assert driver.run(prompts, tokens, preemptions=1) == expected
+    assert max(driver.row_counts) > 1
 
 
 class PoisonedProposer(OracleProposer):

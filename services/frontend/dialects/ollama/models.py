@@ -87,6 +87,7 @@ async def running(request: web.Request) -> web.Response:
                     context_length=model.max_model_len,
                 )
                 for name, model in _named(request)
+                if not model.sleep
             ]
         )
     )
@@ -127,7 +128,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 _ABOUT = partial(RouteBodies, fails=OllamaError, group="Ollama")
 BODIES = (
     _ABOUT("GET", "/api/tags", OllamaTags, summary="The served models"),
-    _ABOUT("GET", "/api/ps", OllamaRunning, summary="The served models, which are all loaded"),
+    _ABOUT("GET", "/api/ps", OllamaRunning, summary="The served models that are awake"),
     _ABOUT("POST", "/api/show", OllamaShown, ShowBody, summary="What is known of a model"),
     _ABOUT("GET", "/api/version", Version, summary="The version of Ollama's API that is spoken"),
 )

@@ -1,0 +1,24 @@
+"""A process of an engine that is started ahead: all that takes long to import is there, and nothing
+is on a device.
+
+Importing torch takes three seconds and more, which a model that sleeps need not wait for when it
+wakes.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from penstock.protocol.config import Config
+
+
+def import_all(name: str, config: Config) -> None:
+    """What the process ``name`` imports at its start, and when it loads a model."""
+    importlib.import_module(f"penstock.services.{name}.service")
+    if name == "worker" and config.device.device != "null":
+        from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
+
+        set_up_cpu_libraries()
+        importlib.import_module("penstock.services.worker.model_loading")
+        if config.device.device == "cuda":
+            importlib.import_module("penstock.services.worker.gpu.decoder")

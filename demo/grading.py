@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.demo.exchange import Exchange, Random, plain
-from penstock.demo.mixture import SKILLS, Conversation, Side, question
+from penstock.demo.mixture import OF_ADAPTERS, SKILLS, Conversation, Side, question
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 
@@ -67,3 +67,4 @@ def is_right(text: str, exchange: Exchange) -> bool:
 
 
 ALL_SKILLS = tuple(SKILLS)
+ADAPTER_SKILLS = tuple(OF_ADAPTERS)

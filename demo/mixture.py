@@ -11,6 +11,7 @@ from penstock.demo.skills import (
     dates,
     extraction,
     lists,
+    number_words,
     recall,
     spelling,
     stories,
@@ -49,6 +50,8 @@ SKILLS: dict[str, tuple[Skill, float]] = {
     "story": (stories.story, 1.0),
 }
 """Name, maker and weight in the training text; an evaluation asks each as often."""
+OF_ADAPTERS: dict[str, Skill] = {"number_words": number_words.number_words}
+"""What the model itself has not learned, and an adapter has."""
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are penstock-demo, a small language model.",
@@ -119,5 +122,6 @@ def question(name: str, source: Random, side: Side = "held-out") -> Conversation
 
     Raises ``KeyError`` for an unknown skill.
     """
-    exchange = draw(SKILLS[name][0], source, held_out=side == "held-out")
+    skill = OF_ADAPTERS[name] if name in OF_ADAPTERS else SKILLS[name][0]
+    exchange = draw(skill, source, held_out=side == "held-out")
     return Conversation([*exchange.before, exchange], None, tuple(exchange.tools), True)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.demo.grading import ALL_SKILLS, questions
+from penstock.demo.grading import ADAPTER_SKILLS, ALL_SKILLS, questions
 from penstock.loadtest import eval_cloze
 from penstock.loadtest.api_key import KEY_HELP, key_for
 from penstock.loadtest.environment import environment
@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
                         "folder; exit with 3 if an answer differs, or the perplexity by more than "
                         f"{100 * PERPLEXITY_SHARE:g} %%")  # fmt: skip
     parser.add_argument("--skills", nargs="+", metavar="SKILL", default=list(ALL_SKILLS),
-                        choices=ALL_SKILLS, help="default: all")  # fmt: skip
+                        choices=(*ALL_SKILLS, *ADAPTER_SKILLS),
+                        help="default: all but those of adapters, "
+                        f"{', '.join(ADAPTER_SKILLS)}")  # fmt: skip
     parser.add_argument("--num-questions", type=_count, metavar="N",
                         help=f"of a skill [{NUM_QUESTIONS}], a table of facts [all]")  # fmt: skip
     parser.add_argument("--wording", choices=("known", "free"), default="known",

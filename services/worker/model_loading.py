@@ -18,17 +18,9 @@ from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.cpu_threads import (
-    StepThreads,
-    ThreadReview,
-    ThreadTrial,
-    agreeing,
-    candidates,
-    trial_capacity,
-)
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
-from penstock.services.worker.executor import PLAIN_KERNELS
+from penstock.services.worker.first_steps import executor_of, run_first
 from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.kv_cache_checks import check_kernels, check_kv_cache
@@ -36,7 +28,6 @@ from penstock.services.worker.loaded_model import (
     AttentionAlone,
     LoadedModel,
     kernels_for,
-    words_of_others,
 )
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.memory_plan import with_kv
@@ -46,7 +37,6 @@ from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
-from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace
 from penstock.services.worker.models.weight_words import words_of_products
 from penstock.services.worker.plain_attention import (
@@ -66,7 +56,6 @@ from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
 from penstock.services.worker.speculation.setup import make_drafting
-from penstock.services.worker.step_profile import run_once
 
 if TYPE_CHECKING:
     from penstock.services.worker.ahead_compilation import AheadCompilation
@@ -91,7 +80,7 @@ def load_model_executor(
     Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken.
     """
     try:
-        return _load(config, progress, loaded, ahead)
+        return _load(config, progress, loaded, ahead, "")
     except Exception as failure:
         reason = failure_of_triton(failure)
         if not reason:
@@ -104,11 +93,7 @@ def load_model_executor(
 
 
 def _load(
-    config: Config,
-    progress: Progress,
-    loaded: Loaded,
-    ahead: AheadCompilation | None,
-    without: str = "",
+    config: Config, progress: Progress, loaded: Loaded, ahead: AheadCompilation | None, without: str
 ) -> AnyExecutor:
     """without: why there are no kernels of ours, if there are to be none."""
     info = read_model_info(config.model.model)
@@ -117,8 +102,7 @@ def _load(
     check_quantization(config, device)
     check_kv_cache(config, device)
     place = rank_place(config)
-    one_shot = not config.cluster.disable_custom_all_reduce
-    ranks = ranks_of(place, info, device, one_shot) if place.size > 1 else None
+    ranks = ranks_of(place, info, device, config) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
@@ -143,31 +127,9 @@ def _load(
         ahead.wait()
     progress("measuring a step")
     account = plan_memory(subject, config, info)
-    capacity = account.sizes
-    progress(f"taking KV memory for {capacity.num_blocks} blocks")
-    try:
-        executor = subject.executor(capacity)
-    except MemoryError as failure:
-        raise ConfigError(
-            f"KV memory for {capacity.num_blocks} blocks: {failure}; lower --num-kv-blocks or "
-            "--kv-cache-memory-bytes, or let the system promise more (vm.overcommit_memory)"
-        ) from failure
+    executor = executor_of(subject, account.sizes, progress)
     executor.grammars.serve(tokenizer_loader(info))
-    if isinstance(executor, ModelExecutor) and device.type == "cpu":
-        progress("measuring how many threads are fastest")
-        threads = set_threads(executor, model, config.device.threads, cores)
-        by_others = "" if isinstance(model, Decoder) else f"{words_of_others(model)}; "
-        executor.summary = by_others + threads
-    elif isinstance(executor, ModelExecutor):
-        executor.summary = f"{PLAIN_KERNELS}: {subject.kernels}; {subject.attention.summary}"
-        run_once(executor, 1)
-    else:
-        progress("compiling kernels and capturing graphs")
-        run_once(executor, 1)
-        executor.warm_up()
-        if ahead is not None:
-            ahead.complete()
-            executor.summary += f"; {ahead.summary}" if ahead.summary else ""
+    run_first(executor, subject, config.device.threads, cores, progress, ahead)
     executor.summary += words_of_weights(config, info, model)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
@@ -201,12 +163,13 @@ def subject_of(
     return LoadedModel(model, kernels, compression=compression, kind=kind, adapters=adapters)
 
 
-def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, one_shot: bool) -> RankGroup:
-    """Those among whom the model is divided. one_shot: see ``DeviceRanks``."""
+def ranks_of(place: RankPlace, info: ModelInfo, device: torch.device, config: Config) -> RankGroup:
+    """Those among whom the model is divided."""
     if device.type == "cpu":
         return HostRanks(place, info.vocab_size)
     from penstock.services.worker.gpu.device_ranks import DeviceRanks
 
+    one_shot = not config.cluster.disable_custom_all_reduce
     return DeviceRanks(place, info.vocab_size, one_shot)
 
 
@@ -308,25 +271,6 @@ def choose_compression(kernels: DenseModel, config: Config, progress: Progress) 
     with torch.inference_mode():
         share = config.cache.gpu_memory_utilization * config.cache.share()
         return compress_layers(kernels.weights, share)
-
-
-def set_threads(executor: ModelExecutor, model: CausalModel, given: int | None, cores: int) -> str:
-    """Compute with as many threads as ``given``, or as are fastest; returns the reason."""
-    if given is None:
-        trial = type(executor)(model, trial_capacity(executor.capacity), kind=executor.kind)
-        counts = candidates(cores)
-        if model.dtype == torch.float32:
-            counts = agreeing(trial, counts)
-        threads = ThreadTrial(trial, counts)
-        choice = threads.start()
-        executor.threads = choice.threads
-        if len(counts) > 1 and not isinstance(model, RankDecoder):  # which the others wait for
-            executor.review = ThreadReview(threads)
-        run_once(executor, 1)
-        return str(choice)
-    executor.threads = StepThreads(given, given)
-    run_once(executor, 1)
-    return f"{given} thread{'s' if given > 1 else ''}, as --threads says"
 
 
 def choose_device(name: str, index: int = 0) -> torch.device:

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 import pytest
 import requests
 import schemathesis
-from frontend_scripted import Client, ScriptedGateway, of_any_task, run, say, serving
+from frontend_scripted import (
+    LENGTH,
+    Client,
+    ScriptedGateway,
+    logprobs_of_a_token,
+    of_any_task,
+    run,
+    say,
+    serving,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
@@ -17,8 +26,10 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi import checks
 
 from penstock.client.gateway_interface import ServedModel
+from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.requests import Work
 from penstock.services.frontend.api_page import described
 from penstock.services.frontend.app import OPEN_ROUTES
 from penstock.services.frontend.dialects.registry import BUILT_IN
@@ -45,11 +56,21 @@ FEW, MANY = 4, 200
 """Of each mode: 8 for a route with a body."""
 
 
+async def _hello(work: Work, sink: Sink) -> None:
+    """A step of a beam search has the logprobs that it asks for."""
+    if work.params.ignore_eos and work.params.max_tokens == 1 and work.params.logprobs:
+        sink.on_accepted(3)
+        details = logprobs_of_a_token(work.params.logprobs)
+        sink.on_row(0, "x", 1, RowExtras(end=LENGTH, details=details, prompt=bytes(12)))
+        return
+    await say("Hello", " world")(work, sink)
+
+
 class OpenGateway(ScriptedGateway):
     """One that also tells of its members, and has room for anything."""
 
     def __init__(self) -> None:
-        super().__init__(of_any_task(say("Hello", " world")))
+        super().__init__(of_any_task(_hello))
         self.served = [ServedModel("org/model", ["alias"], 2**31 - 1, 2**31 - 1)]
 
     def members(self) -> list[Peer]:

@@ -11,6 +11,7 @@ from penstock.kernels.gpu.cache_codes import (
     codes_place,
     largest,
     numbers,
+    operand,
     scale_of,
     scale_place,
     values_for,
@@ -67,7 +68,7 @@ def attended(
     value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
     if key_scales is not None:
         at = scale_place(page, offset, dim, BLOCK_SIZE)
-        key_first, key_second = key_first.to(first.dtype), key_second.to(first.dtype)
+        key_first, key_second = operand(key_first, first), operand(key_second, first)
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = score * tl.load(key_scales + at, mask=inside, other=0.0)[None, :]
         of_codes = tl.load(value_scales + at, mask=inside, other=0.0)

@@ -31,7 +31,7 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
-from penstock.kernels.gpu.decode_tile import attended, with_prefix, write_codes
+from penstock.kernels.gpu.decode_tile import attended, attended_codes, with_prefix, write_codes
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
@@ -188,13 +188,24 @@ def _decode_kernel(
     else:
         begin = skipped + split * each * TILE
         end = tl.minimum(begin + each * TILE, cached)
-    for start in range(begin, end, TILE):
-        position = start + tl.arange(0, TILE)
-        row_max, row_sum, accumulator = attended(
-            first, second, position, position < end, row_max, row_sum, accumulator, entries,
-            key_cache, value_cache, key_scales, value_scales, kv_head, scale,
-            KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
-        )  # fmt: skip
+    if key_scales is not None:
+        even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
+        for start in range(begin, end, TILE):
+            position = start + tl.arange(0, TILE)
+            row_max, row_sum, even, odd = attended_codes(
+                first, second, position, position < end, row_max, row_sum, even, odd, entries,
+                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+            )  # fmt: skip
+        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
+    else:
+        for start in range(begin, end, TILE):
+            position = start + tl.arange(0, TILE)
+            row_max, row_sum, accumulator = attended(
+                first, second, position, position < end, row_max, row_sum, accumulator, entries,
+                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+            )  # fmt: skip
 
     if active == 1:
         tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)

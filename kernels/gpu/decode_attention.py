@@ -308,10 +308,11 @@ def decode_workspace(
     )
 
 
-def _shape_for(dim: int, *, quantized: bool) -> Shape:
+def _shape_for(dim: int, *, narrow: bool) -> Shape:
+    """narrow: whether the cache is quantized, and products are of 16 bits."""
     if dim > 128:
         return WIDE_SHAPE
-    return CODES_SHAPE if quantized else SHAPE
+    return CODES_SHAPE if narrow else SHAPE
 
 
 def decode_attention(
@@ -345,7 +346,8 @@ def decode_attention(
     if made.local and prefix:
         raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
-    shape = _shape_for(dim, quantized=cache.key_scales is not None)
+    narrow = cache.key_scales is not None and qkv.element_size() == 2
+    shape = _shape_for(dim, narrow=narrow)
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,

@@ -77,7 +77,7 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
                 batch * attention_flops(config, context, 1),
                 partial(_decode, maker, batch, context, grid.block_size),
             )  # fmt: skip
-    for batch in grid.batches:
+    for batch in grid.batches if maker.kv_kind == "auto" else ():
         for prefix in grid.prefixes:
             common = prefix - prefix % grid.block_size
             if common:

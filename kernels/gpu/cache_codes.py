@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from penstock.kernels.cache_kinds import SCALE_BYTES
+from penstock.kernels.gpu.device_functions import INTERPRETED
 from penstock.kernels.quantized_cache import LARGEST, LEAST_SCALE
 
 _SCALE_BYTES = tl.constexpr(SCALE_BYTES)
@@ -69,10 +70,105 @@ def numbers(codes, scale):
 
 
 @triton.jit
+def operand(codes, like):
+    """Codes as numbers of ``like``'s type, which are exact.
+
+    e4m3 becomes bfloat16 four at a time: sign, exponent and mantissa are put where bfloat16 has
+    them, and the biases' difference is a factor of 2 ** 120.
+    """
+    if INTERPRETED or like.dtype != tl.bfloat16 or codes.dtype != tl.float8e4nv:
+        return codes.to(like.dtype)
+    else:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, high, shifted, none;
+            prmt.b32 low, $2, 0, 0x1404;
+            prmt.b32 high, $2, 0, 0x3424;
+            shr.u32 shifted, low, 4;
+            and.b32 shifted, shifted, 0x07f007f0;
+            and.b32 low, low, 0x80008000;
+            or.b32 low, low, shifted;
+            shr.u32 shifted, high, 4;
+            and.b32 shifted, shifted, 0x07f007f0;
+            and.b32 high, high, 0x80008000;
+            or.b32 high, high, shifted;
+            mov.b32 shifted, 0x7b807b80;
+            mov.b32 none, 0x80008000;
+            fma.rn.bf16x2 $0, low, shifted, none;
+            fma.rn.bf16x2 $1, high, shifted, none;
+            }
+            """,
+            "=r,=r,r", [codes.to(tl.int8, bitcast=True)], tl.bfloat16, True, 4,
+        )  # fmt: skip
+
+
+@triton.jit
 def values_for(codes, scale, like):
     """Codes of values [K, D] as an operand of ``like``'s type, and the scales [K] that weights are
     multiplied by."""
     if like.dtype == tl.float16:
         return numbers(codes, scale[:, None]).to(tl.float16), scale * 0.0 + 1.0
     else:
-        return codes.to(like.dtype), scale
+        return operand(codes, like), scale
+
+
+@triton.jit
+def value_pairs(pairs, scale, cache, like):
+    """Codes of values [K, D / 2], two in 16 bits, as operands of ``like``'s type of the even and of
+    the odd numbers, and the scales [K] that weights are multiplied by. Numbers of 16 bits are
+    turned in shared memory for a product, where single bytes would be picked."""
+    if INTERPRETED or like.dtype != tl.bfloat16:
+        even, odd = pairs.to(tl.int8), (pairs >> 8).to(tl.int8)
+        if cache.dtype.element_ty == tl.float8e4nv:
+            even, odd = even.to(tl.float8e4nv, bitcast=True), odd.to(tl.float8e4nv, bitcast=True)
+        if like.dtype == tl.float16:
+            even, odd = numbers(even, scale[:, None]), numbers(odd, scale[:, None])
+            scale = scale * 0.0 + 1.0
+        return even.to(like.dtype), odd.to(like.dtype), scale
+    elif cache.dtype.element_ty == tl.float8e4nv:
+        even, odd = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, shifted, times, none;
+            mov.b32 times, 0x7b807b80;
+            mov.b32 none, 0x80008000;
+            shl.b32 low, $2, 8;
+            shr.u32 shifted, low, 4;
+            and.b32 shifted, shifted, 0x07f007f0;
+            and.b32 low, low, 0x80008000;
+            or.b32 low, low, shifted;
+            fma.rn.bf16x2 $0, low, times, none;
+            shr.u32 shifted, $2, 4;
+            and.b32 shifted, shifted, 0x07f007f0;
+            and.b32 low, $2, 0x80008000;
+            or.b32 low, low, shifted;
+            fma.rn.bf16x2 $1, low, times, none;
+            }
+            """,
+            "=&r,=r,r", [pairs], (tl.bfloat16, tl.bfloat16), True, 2,
+        )  # fmt: skip
+        return even, odd, scale
+    else:
+        # 128 and the seven lower bits, less 128 or, of a negative number, 256.
+        even, odd = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 low, sign, one;
+            mov.b32 one, 0x3f803f80;
+            and.b32 low, $2, 0x007f007f;
+            or.b32 low, low, 0x43004300;
+            and.b32 sign, $2, 0x00800080;
+            or.b32 sign, sign, 0xc300c300;
+            fma.rn.bf16x2 $0, low, one, sign;
+            shr.u32 low, $2, 8;
+            and.b32 sign, low, 0x00800080;
+            or.b32 sign, sign, 0xc300c300;
+            and.b32 low, low, 0x007f007f;
+            or.b32 low, low, 0x43004300;
+            fma.rn.bf16x2 $1, low, one, sign;
+            }
+            """,
+            "=&r,=r,r", [pairs], (tl.bfloat16, tl.bfloat16), True, 2,
+        )  # fmt: skip
+        return even, odd, scale

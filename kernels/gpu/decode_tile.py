@@ -11,8 +11,10 @@ from penstock.kernels.gpu.cache_codes import (
     codes_place,
     largest,
     numbers,
+    operand,
     scale_of,
     scale_place,
+    value_pairs,
     values_for,
 )
 from penstock.kernels.gpu.device_functions import capped, dot, softmax_step, within
@@ -67,7 +69,7 @@ def attended(
     value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
     if key_scales is not None:
         at = scale_place(page, offset, dim, BLOCK_SIZE)
-        key_first, key_second = key_first.to(first.dtype), key_second.to(first.dtype)
+        key_first, key_second = operand(key_first, first), operand(key_second, first)
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = score * tl.load(key_scales + at, mask=inside, other=0.0)[None, :]
         of_codes = tl.load(value_scales + at, mask=inside, other=0.0)
@@ -77,6 +79,43 @@ def attended(
         value_scale = None
     score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
     return softmax_step(score, value, row_max, row_sum, accumulator, 1.0, value_scale)
+
+
+@triton.jit
+def attended_codes(
+    first, second, position, inside, row_max, row_sum, even, odd, entries, key_cache, value_cache,
+    key_scales, value_scales, kv_head, scale,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """As ``attended``, of quantized caches; even, odd: those numbers of the accumulator's rows."""
+    dim: tl.constexpr = 2 * HALF
+    half = tl.arange(0, PADDED_HALF)
+    block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+    page, offset = block * KV_HEADS + kv_head, position % BLOCK_SIZE
+    place = codes_place(page, offset, dim, BLOCK_SIZE)
+    keys = key_cache + place[:, None] + half[None, :]
+    pairs_at = value_cache.to(tl.pointer_type(tl.int16), bitcast=True) + (place // 2)[:, None]
+    there = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
+    key_first = tl.load(keys, mask=there, other=0.0)
+    key_second = tl.load(keys + HALF, mask=there, other=0.0)
+    pairs = tl.load(pairs_at + half[None, :], mask=there, other=0)
+    at = scale_place(page, offset, dim, BLOCK_SIZE)
+    key_scale = tl.load(key_scales + at, mask=inside, other=0.0)
+    value_scale = tl.load(value_scales + at, mask=inside, other=0.0)
+    score = dot(first, tl.trans(operand(key_first, first)))
+    score += dot(second, tl.trans(operand(key_second, first)))
+    score = capped(score * key_scale[None, :], scale, CAP)
+    score = tl.where(inside[None, :], score, float("-inf"))
+    value_even, value_odd, value_scale = value_pairs(pairs, value_scale, value_cache, first)
+    new_max = tl.maximum(row_max, tl.max(score, 1))
+    weight = tl.exp2(score - new_max[:, None])
+    decay = tl.exp2(row_max - new_max)
+    row_sum = row_sum * decay + tl.sum(weight, 1)
+    weight = (weight * value_scale[None, :]).to(value_even.dtype)
+    even = even * decay[:, None] + dot(weight, value_even)
+    odd = odd * decay[:, None] + dot(weight, value_odd)
+    return new_max, row_sum, even, odd
 
 
 @triton.jit

@@ -23,7 +23,7 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
-from penstock.kernels.gpu.cache_codes import codes_place, scale_place, values_for
+from penstock.kernels.gpu.cache_codes import codes_place, operand, scale_place, values_for
 from penstock.kernels.gpu.device_facts import shared_bytes
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
@@ -91,7 +91,7 @@ def _tile_of_keys(
     if key_scales is not None:
         of_scales = scale_place(page, offset, DIM, BLOCK_SIZE)
         known = position < limit if not LISTED else inside
-        score = dot(query, tl.trans(key.to(query.dtype)))
+        score = dot(query, tl.trans(operand(key, query)))
         score = score * tl.load(key_scales + of_scales, mask=known, other=0.0)[None, :]
         of_codes = tl.load(value_scales + of_scales, mask=known, other=0.0)
         value, value_scale = values_for(value, of_codes, query)

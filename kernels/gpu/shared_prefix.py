@@ -31,7 +31,7 @@ from penstock.kernels.gpu.attention_arguments import (
     LayerCache,
     padded_half,
 )
-from penstock.kernels.gpu.cache_codes import codes_place, scale_place, values_for
+from penstock.kernels.gpu.cache_codes import codes_place, operand, scale_place, values_for
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import dot, rotated_queries, softmax_step, within
 from penstock.kernels.gpu.early_launch import EARLY
@@ -128,7 +128,7 @@ def _attended(
         value = tl.load(values, mask=of_values, other=0.0)
     if key_scales is not None:
         of_scales = scale_place(page, offset, dim, BLOCK_SIZE)
-        key_first, key_second = key_first.to(first.dtype), key_second.to(first.dtype)
+        key_first, key_second = operand(key_first, first), operand(key_second, first)
         score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
         score = score * tl.load(key_scales + of_scales, mask=inside, other=0.0)[None, :]
         of_codes = tl.load(value_scales + of_scales, mask=inside, other=0.0)

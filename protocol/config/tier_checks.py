@@ -26,6 +26,11 @@ def contradictions_of_tiers(config: Config) -> Iterator[str]:
     )
     if not cache.enable_prefix_caching:
         yield f"{flag} keeps what the prefix cache finds: it needs --enable-prefix-caching"
+    if config.device.device == "cuda" and cache.kv_kind != "auto":
+        yield (
+            f"{flag} works on a GPU with keys and values in the model's type, not with "
+            f"--kv-cache-dtype {cache.kv_cache_dtype}"
+        )
     if cluster.world_size > 1:
         yield (
             f"{flag} works with engines of one worker, not with --tensor-parallel-size "

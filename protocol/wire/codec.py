@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 35
+PROTOCOL_VERSION = 36
 
 Message = (
     membership.Hello

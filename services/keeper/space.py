@@ -25,6 +25,9 @@ MOST_LENT_ALL = 2
 """… and have never more than every so many-th: the others are there to be read."""
 MOST_WRITING_SHARE = 2
 """At most every so many-th slot waits to be written to disk; what comes beyond is not written."""
+PART_BYTES = 64 << 20
+"""Of a long read from disk a scheduler is told so much at a time, to copy it while the rest is
+read."""
 MOST_TOLD_KEYS = 1 << 20
 KEYS_IN_MESSAGE = 1 << 16
 
@@ -39,6 +42,10 @@ class Reading:
     slots: list[int | None]
     """``None``: not there, or not yet."""
     pending: int = 0
+    ready: int = 0
+    """So many of the first are there, as far as is known."""
+    told: int = 0
+    """So many of them the scheduler knows of."""
     released: bool = False
 
 
@@ -240,6 +247,18 @@ class Space:
                 reading.slots[place] = slot
             if not reading.pending:
                 self._answer(reading)
+            else:
+                self._tell_part(reading)
+
+    def _tell_part(self, reading: Reading) -> None:
+        """Say what is there of a read that goes on."""
+        slots = reading.slots
+        while slots[reading.ready] is not None:  # one at least is not, or none would be pending
+            reading.ready += 1
+        part = [slot for slot in slots[reading.told : reading.ready] if slot is not None]
+        if len(part) * self.pool.slot_bytes >= PART_BYTES and not reading.released:
+            reading.told = reading.ready
+            self._send(reading.owner, TierGot(reading.number, part, True))
 
     def _written(self, done: Done) -> None:
         """What was dropped meanwhile must not be found again."""
@@ -263,7 +282,7 @@ class Space:
             if slot is not None:
                 self.pool.unpin(slot)
         reading.slots[end:] = []
-        found = [slot for slot in reading.slots if slot is not None]
+        found = [slot for slot in reading.slots[reading.told :] if slot is not None]
         if end < len(reading.keys):
             self._gone += [key for key in reading.keys[end:] if not self._has(key)]
         self._send(reading.owner, TierGot(reading.number, found))

@@ -38,7 +38,7 @@ from penstock.services.scheduler.endings import (
 from penstock.services.scheduler.failures import SUSPECT_STALLS, FailureHandler
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
-from penstock.services.scheduler.kv_tier import KeptBlocks, KVTier
+from penstock.services.scheduler.kv_tier import KVTier
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.open_sequences import OpenSequences
 from penstock.services.scheduler.planned_step import Step
@@ -48,6 +48,7 @@ from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.results import ResultReader
 from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters, SchedulerStats, snapshot
+from penstock.services.scheduler.tier_stores import KeptBlocks
 
 Batches = list[tuple[str, TokenBatch]]
 """(owner, batch): at most one batch for each owner."""
@@ -381,8 +382,7 @@ class SchedulerCore:
 
     @crash_only
     def check(self) -> None:
-        """Compare all counts with each other: O(blocks and all that is open). For tests, and for
-        pauses. Raises ``CoreFailed``."""
+        """Compare all counts, in tests and pauses: O(all that is open). Raises ``CoreFailed``."""
         check_state(self._planner, self._waiting, self._requests, self._in_flight.steps)
 
     # Inside.

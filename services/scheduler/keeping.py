@@ -17,7 +17,7 @@ from penstock.protocol.wire.messages.kv_tier import (
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.scheduler.core import SchedulerCore
-from penstock.services.scheduler.kv_tier import KeptBlocks
+from penstock.services.scheduler.tier_stores import KeptBlocks
 from penstock.services.scheduler.worker_group import WorkerGroup
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ a look into a set and no message. Like the core it has no socket: what it has to
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import (
@@ -37,7 +36,7 @@ from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.tier_counters import TierCounters
 from penstock.services.scheduler.tier_loads import Load, Loads
-from penstock.services.scheduler.tier_stores import StoreQueue, Storing
+from penstock.services.scheduler.tier_stores import KeptBlocks, StoreQueue, Storing
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
 PIECE_BYTES = 2 * 1024 * 1024
@@ -55,14 +54,6 @@ LOST_TICKS = 240
 _SMOOTHING = 0.2
 _FORGETTING = 0.9
 """What a rate that keeps loads away is multiplied by each time, so that it is measured again."""
-
-
-class KeptBlocks(NamedTuple):
-    """What a worker says of its blocks; see ``Attached``."""
-
-    space: bytes
-    slot_bytes: int
-    piece_bytes: int = 0
 
 
 class KVTier:
@@ -90,7 +81,7 @@ class KVTier:
         """A keeper keeps blocks of this engine."""
         self.refused = ""
         """Why it does not."""
-        self.space, self.slot_bytes, self.piece_bytes = blocks
+        self.space, self.slot_bytes, self.piece_bytes = self.blocks = blocks
         self._store_after, self._reply_to = store_after, reply_to
         self._pool = ""
         self._known: set[bytes] = set()
@@ -137,14 +128,10 @@ class KVTier:
         self._breaker.reset()
         self.to_keeper.clear()
 
-    @property
-    def blocks(self) -> KeptBlocks:
-        return KeptBlocks(self.space, self.slot_bytes, self.piece_bytes)
-
     def change_space(self, blocks: KeptBlocks) -> None:
         """The next worker's blocks are others: nothing is kept until a keeper is open for them."""
         self.lost_keeper()
-        self.space, self.slot_bytes, self.piece_bytes = blocks
+        self.space, self.slot_bytes, self.piece_bytes = self.blocks = blocks
         self._store_rate = self._load_rate = 0.0
 
     def lost_worker(self) -> None:
@@ -308,11 +295,9 @@ class KVTier:
         load = self._loads.of(digests[first])
         began = now if load is None else load.began
         until = began + self._longest_wait(count)
-        if until <= now:
+        if until <= now or (load is None and self._loads.full):
             return False
         if load is None:
-            if self._loads.full:
-                return False
             load = self._loads.begin(digests, hits, count, now)
             self.to_keeper.append(TierGet(load.number, joined(load.names), self._reply_to))
         self._loads.wait(load, sequence, count, until)
@@ -334,14 +319,21 @@ class KVTier:
         if load is None:
             self.to_keeper.append(TierRelease(message.number, self._reply_to))
             return
-        slots = message.slots[: len(load.names)]
-        if load.is_wanted and self._loads.take(load, slots):
+        if load.is_wanted and self._loads.take(load, message.slots, message.more):
             self.before_plan()
-            self._copy_piece(load)
+            if load.asked == load.done:
+                self._go_on(load, now)
             return
-        if not slots:
+        if not message.slots:
             self._breaker.failed(now)
         self._end(load, failed=load.is_wanted)
+
+    def _go_on(self, load: Load, now: float) -> None:
+        """All that was asked for is copied: the next piece, or the end."""
+        if load.is_wanted and load.done < len(load.slots):
+            self._copy_piece(load)
+        elif not load.more or not load.is_wanted:
+            self._whole(load, now)
 
     def _copy_piece(self, load: Load) -> None:
         if load.expected is None:
@@ -363,16 +355,17 @@ class KVTier:
         if not whole:
             self._breaker.failed(now)
             self._end(load, failed=True)
-        elif load.done < len(load.slots) and load.is_wanted:
-            self._copy_piece(load)
         else:
-            seconds = now - load.began
-            rate, share = seconds / (load.done * self.slot_bytes), load.done / self._piece
-            if self._load_rate or share >= 1:  # small ones are mostly latency
-                self._load_rate = _mean(self._load_rate, rate, min(1.0, share))
-            self.counters.load_seconds += seconds
-            self._breaker.succeeded()
-            self._end(load, failed=False)
+            self._go_on(load, now)
+
+    def _whole(self, load: Load, now: float) -> None:
+        seconds = now - load.began
+        rate, share = seconds / (load.done * self.slot_bytes), load.done / self._piece
+        if self._load_rate or share >= 1:  # small ones are mostly latency
+            self._load_rate = _mean(self._load_rate, rate, min(1.0, share))
+        self.counters.load_seconds += seconds
+        self._breaker.succeeded()
+        self._end(load, failed=False)
 
     def _end(self, load: Load, *, failed: bool) -> None:
         self.counters.loads += 1
@@ -383,12 +376,18 @@ class KVTier:
             self.to_worker.append(KVForget(self._epoch, load.number))
         self._loads.end(load)
 
+    def _late(self, blocks: int) -> None:
+        """Nobody waited for a load any longer: what takes so long is computed, for a while."""
+        prefill = self._prefill.prefill_seconds(blocks * self._kv.block_size)
+        self._load_rate = max(self._load_rate, SLOWER_WAIT * prefill / blocks / self.slot_bytes)
+
     @crash_only
     def tick(self, now: float) -> None:
         """To be called a few times a second."""
         for load in self._loads.abandoned():
             if now >= load.until:
                 self._breaker.failed(now, late=True)
+                self._late(len(load.names))
             self._end(load, failed=True)
         for one in self._storing.values():
             one.ticks += 1

@@ -51,6 +51,8 @@ class Load:
     """Blocks whose copies are asked for."""
     trusted: int = 0
     """Blocks before the first whose content may be wrong."""
+    more: bool = False
+    """The keeper is reading further ones."""
     no_room: bool = False
     """KV memory had none; who waits asks again when there is room."""
     until: float = 0.0
@@ -140,11 +142,15 @@ class Loads:
             good = load.names[: load.trusted]
             load.trusted = next((at for at, name in enumerate(good) if name in bad), len(good))
 
-    def take(self, load: Load, slots: list[int]) -> bool:
-        """The keeper has the blocks in these slots. ``False``: KV memory has no room."""
-        load.slots = slots
-        load.expected = self._kv.expect(load.names[: len(slots)]) if slots else None
-        load.no_room = bool(slots) and load.expected is None
+    def take(self, load: Load, slots: list[int], more: bool) -> bool:
+        """The keeper has the next blocks in these slots, and is reading ``more``. ``False``: there
+        is none, or KV memory has no room."""
+        load.slots += slots[: len(load.names) - len(load.slots)]
+        load.more = more
+        if load.expected is None and load.slots:
+            names = load.names if more else load.names[: len(load.slots)]
+            load.expected = self._kv.expect(names)
+            load.no_room = load.expected is None
         return load.expected is not None
 
     def end(self, load: Load) -> None:

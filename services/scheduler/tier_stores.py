@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.in_flight import StepsInFlight
@@ -18,6 +19,14 @@ from penstock.services.scheduler.in_flight import StepsInFlight
 MOST_SEEN = 1 << 18
 """Names that were seen once are remembered for as long as so many others come."""
 MOST_WANTED = 1 << 16
+
+
+class KeptBlocks(NamedTuple):
+    """What a worker says of its blocks; see ``Attached``."""
+
+    space: bytes
+    slot_bytes: int
+    piece_bytes: int = 0
 
 
 @dataclass(slots=True)

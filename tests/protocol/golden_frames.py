@@ -310,7 +310,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "TierKeys": (k.TierKeys(b"space", b"come", b"gone"), [62, b"space", b"come", b"gone"]),
     "TierGet": (k.TierGet(7, b"keys", "ipc:///s"), [63, 7, b"keys", "ipc:///s"]),
-    "TierGot": (k.TierGot(7, [5, 200]), [64, 7, [5, 200]]),
+    "TierGot": (k.TierGot(7, [5, 200], True), [64, 7, [5, 200], True]),
     "TierRelease": (k.TierRelease(7, "ipc:///s"), [65, 7, "ipc:///s"]),
     "TierStored": (
         k.TierStored(b"keys", [5], [200], "ipc:///s"), [66, b"keys", [5], [200], "ipc:///s"],
@@ -385,7 +385,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "4d87e24119eb4631"
+SCHEMA_HASH = "91ef01a61ced97a3"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -476,7 +476,7 @@ GOLDEN: dict[str, str] = {
     "TierOpened": "963dc4057370616365ac2f70726f632f372f66642f39cd012c9205ccc8a26e6f",
     "TierKeys": "943ec4057370616365c404636f6d65c404676f6e65",
     "TierGet": "943f07c4046b657973a86970633a2f2f2f73",
-    "TierGot": "9340079205ccc8",
+    "TierGot": "9440079205ccc8c3",
     "TierRelease": "934107a86970633a2f2f2f73",
     "TierStored": "9542c4046b657973910591ccc8a86970633a2f2f2f73",
     "TierLent": "92439205ccc8",

@@ -45,6 +45,10 @@ def test_tiers_of_workers_with_one_device_are_not_refused(
             ("--kv-tier-memory-bytes 1073741824", "--enable-prefix-caching"),
         ),
         (
+            {"cache": DISK | {"kv_cache_dtype": "int8"}, "device": {"device": "cuda"}},
+            ("--kv-tier-disk /kv", "--kv-cache-dtype int8"),
+        ),
+        (
             {"cache": DISK, "cluster": {"tensor_parallel_size": 2}},
             ("--kv-tier-disk /kv", "--tensor-parallel-size 2"),
         ),

@@ -60,10 +60,13 @@ class TierGet(msgspec.Struct, frozen=True, array_like=True, tag=63, gc=False):
 
 
 class TierGot(msgspec.Struct, frozen=True, array_like=True, tag=64, gc=False):
-    """Keeper → scheduler: where the first of the wanted blocks are, up to one that is not there."""
+    """Keeper → scheduler: where the first of the wanted blocks are, up to one that is not there, or
+    those behind the ones that it was told before."""
 
     number: int
     slots: list[int]
+    more: bool = False
+    """Others are being read from disk, and another message follows."""
 
 
 class TierRelease(msgspec.Struct, frozen=True, array_like=True, tag=65, gc=False):

@@ -19,6 +19,7 @@ from penstock.kernels.gpu.attention_arguments import (
 from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
+from penstock.kernels.quantized_cache import is_quantized
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 
 
@@ -250,6 +251,8 @@ def choose_prefix_attention(
     _, kv_heads, block_size, dim = keys[0].shape
     special = any(each.local or each.softcap for each in scores)
     known = "knows no window, chunks or soft cap" if special else ""
+    if is_quantized(keys[0].dtype):
+        known = "has not been checked over quantized KV memory in bfloat16"
     if reason := why_not(heads // kv_heads) or known:
         return KernelChoice(None, "decode attention of each row", f"the kernel {reason}")
 

@@ -37,7 +37,7 @@ from penstock.services.worker.kv_copies import KeeperMemory, check_numbers
 from penstock.services.worker.memory import TIER_STAGING_BYTES
 
 MOST_THREADS = 8
-"""Each copies and checks some 2 GB/s."""
+"""Each copies and checks about 1 GB/s; many more wait for the interpreter's lock."""
 GROUP_BYTES = 4 << 20
 """Copied by one thread at a time, or one block where it is larger."""
 

@@ -13,6 +13,7 @@ import pytest
 from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import TierGot, TierKeys, TierLent, TierOpened, split
+from penstock.services.keeper import space
 from penstock.services.keeper.disk_threads import DiskThreads
 from penstock.services.keeper.disk_tier import DiskTier
 from penstock.services.keeper.pool import SlotPool
@@ -145,6 +146,32 @@ def test_a_block_that_left_memory_comes_back_from_disk_also_after_a_restart(tmp_
     (slot,) = again.get(1, key(5))
     assert holds(again.pool.slot(slot), SPACE, key(5))
     assert bytes(again.pool.slot(slot)[HEADER_BYTES : HEADER_BYTES + 3]) == b"\x05\x05\x05"
+
+
+def test_a_long_read_from_disk_is_told_of_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [bytes([number]) * 16 for number in range(1, 8)]
+    before = Kept(16, tmp_path)
+    for key in keys:
+        before.store(key)
+    monkeypatch.setattr(space, "PART_BYTES", 2 * slot_bytes(BLOCK_BYTES))
+    kept = Kept(16, tmp_path, paused=True)
+    kept.space.get("S", 1, keys)
+    for _ in keys:
+        kept.do(1)
+        kept.hear()
+    told = [message for _, message in kept.said if isinstance(message, TierGot)]
+    assert [(len(one.slots), one.more) for one in told] == [
+        (2, True),
+        (2, True),
+        (2, True),
+        (1, False),
+    ]
+    slots = [slot for one in told for slot in one.slots]
+    assert [kept.pool.key(slot) for slot in slots] == keys
+    kept.space.release("S", 1)
+    assert not any(kept.pool._pins)
 
 
 def test_a_damaged_file_ends_what_is_found(tmp_path: Path) -> None:

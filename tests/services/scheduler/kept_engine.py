@@ -22,8 +22,8 @@ from penstock.protocol.wire.messages.kv_tier import (
     split,
 )
 from penstock.protocol.wire.messages.steps import StepPlan
-from penstock.services.scheduler.kv_tier import KeptBlocks
 from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.tier_stores import KeptBlocks
 
 SPACE = b"s" * 16
 LENT = 64
@@ -75,6 +75,8 @@ class KeptEngine(Engine):
         self.under_way: dict[int, KVCopies] = {}
         """Loads that run beside steps, by number."""
         self.answers_late: list[Message] = []
+        self.parts = 0
+        """The keeper tells of so many blocks at a time; 0: of all."""
         self.silent = False
         """Neither keeper nor worker answers about blocks."""
         self.worker_silent = False
@@ -123,8 +125,18 @@ class KeptEngine(Engine):
         self.tier.to_worker.clear()
         for message in self.tier.to_keeper:
             if (answer := self.keeper.answer(message)) is not None:
-                self.answers_late.append(answer)
+                self.answers_late += self._in_parts(answer)
         self.tier.to_keeper.clear()
+
+    def _in_parts(self, answer: Message) -> list[Message]:
+        if not isinstance(answer, TierGot) or not self.parts:
+            return [answer]
+        told: list[Message] = []
+        for begin in range(0, max(1, len(answer.slots)), self.parts):
+            end = begin + self.parts
+            more = end < len(answer.slots)
+            told.append(TierGot(answer.number, answer.slots[begin:end], more))
+        return told
 
     def _copied(self, copies: KVCopies) -> KVCopied | None:
         """``None``: it is under way."""

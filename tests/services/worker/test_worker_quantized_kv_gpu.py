@@ -58,6 +58,7 @@ def test_tokens_are_those_of_the_plain_executor(
         dense = dense_model(config, model.specification, model.weights)
         executor = dense_executor(*dense, sizes, None, kind)
     assert PlanDriver(executor, 1).run(prompts, TOKENS, chunk=24, preemptions=1) == expected
+    assert not executor.decoder.shares_prefixes, "rows read what they share each for itself"
     pool = executor.decoder.attention.pool.blocks
     held = (80 + EXTRA_BLOCKS) * block_bytes(plain_model.caches, 16, 4, kind=kind)
     assert pool.nbytes == held

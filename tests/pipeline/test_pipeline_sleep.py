@@ -95,7 +95,7 @@ def test_a_hundred_changes_at_random_fail_no_request(tmp_path: Path) -> None:
     with served(*models(tmp_path, "abc"), *SMALL, *flags) as server:
 
         def ask(name: str, answers: list[tuple[str, Answer]]) -> None:
-            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 1, "top_p": 0.99}
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 8, "seed": 1}
             answers.append((name, server.post("/v1/completions", {**body, "ignore_eos": True})))
 
         while server.output.count("is awake after") < 100:
@@ -110,7 +110,8 @@ def test_a_hundred_changes_at_random_fail_no_request(tmp_path: Path) -> None:
             for name, answer in answers:
                 text = text_of(answer)
                 assert first.setdefault(name, text) == text
-        assert len(set(first.values())) == 3
+        assert set(first) == set("abc")
+        assert len(set(first.values())) > 1, "they are not one model"
         nothing_held(server)
 
 

@@ -56,7 +56,7 @@ def test_a_request_wakes_its_model_when_what_runs_of_the_other_is_finished(setup
     count = len(children(setup.server))
     assert states(setup) == {"a": "ready", "b": "asleep"}
     assert setup.ask("GET", "/ready")[1]["models"] == {"a": "ready", "b": "asleep"}
-    stream = Stream(setup, "a", 300)
+    stream = Stream(setup, "a", 120)
     answers: list[Answer] = []
     others = [
         threading.Thread(target=lambda: answers.append(setup.complete("b"))) for _ in range(3)

@@ -49,14 +49,16 @@ class ResultReader:
                 pooling.pooled = one.values
         tokens = array("i", result.tokens)
         if (
-            self.max_row_tokens > 1 or result.logprobs or result.bad_rows or result.failures
+            result.counts or result.logprobs or result.bad_rows or result.failures
             or result.banned_rows
         ):  # fmt: skip
             return self._take_rows(step, result, tokens, now)
-        generated, append = 0, self._append
+        generated, append, not_brought = 0, self._append, self.max_row_tokens - 1
         for sequence, token in zip(step.rows, tokens, strict=True):
             if sequence is not None and not sequence.finished:
                 sequence.in_flight -= 1
+                if not_brought and sequence.decoding:
+                    sequence.num_computed -= not_brought
                 generated += append(sequence, token, None)
         return generated
 

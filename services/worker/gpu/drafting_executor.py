@@ -172,7 +172,7 @@ class DraftingGpuExecutor(GpuExecutor):
         own = self._born[step.sampled] <= flight.step
         slots, tokens = step.sampled[own], tokens[own]
         self.slots.last_token[slots] = tokens
-        drafting.took(slots.tolist(), tokens[:, None].tolist())
+        drafting.drew(slots, tokens)
         if steady or drafting.budget.costs.seconds(1) is None:
             drafting.measured(step, flight.seconds)
 

@@ -16,6 +16,9 @@ from penstock.services.worker.speculation.step_costs import Acceptance, Candidat
 Forced = Callable[[int, int], list[int]]
 Fitting = Callable[[int, list[int]], list[int]]
 
+MOST_DRAWN = 32
+"""Steps whose tokens are shown to a proposer at once, at most."""
+
 
 def _nothing_forced(slot: int, most: int) -> list[int]:
     return []
@@ -61,11 +64,15 @@ class Drafting:
         """Slot, draft and how many of its tokens the step has …"""
         self._accepted = 0
         """… and how many of them all were accepted."""
+        self._drawn: list[tuple[IntArray, IntArray]] = []
+        """Slots and tokens that the proposer was not shown yet."""
         self._guesses: list[tuple[int, Draft, int]] = []
         """Slot, draft and how many of its tokens are under way."""
 
     def begin(self, plan: StepPlan) -> None:
         """A plan changes the slots."""
+        if plan.full or plan.gone or plan.added:
+            self._show()
         if plan.full:
             self._proposer.clear()
             self._rows.clear()
@@ -142,7 +149,10 @@ class Drafting:
         return with_drafts(step, slots, counts, [d.tokens[:n] for _, d, n in self._made])
 
     def _may_have(self, step: PlannedStep) -> bool:
-        return bool(self._rows) and not step.chunks and len(step.decoding) > 0
+        if not self._rows or step.chunks or not len(step.decoding):
+            return False
+        self._show()
+        return True
 
     def _candidates(
         self,
@@ -189,6 +199,26 @@ class Drafting:
         for slot, more in zip(slots, tokens, strict=True):
             if slot in rows:
                 proposer.took(slot, more)
+
+    def drew(self, slots: IntArray, tokens: IntArray) -> None:
+        """``took`` for one token each of a step without drafts, shown when it matters."""
+        self._drawn.append((slots, tokens))
+        if len(self._drawn) == MOST_DRAWN:
+            self._show()
+
+    def _show(self) -> None:
+        """Show the proposer what was drawn."""
+        if not self._drawn:
+            return
+        slots, tokens = (np.concatenate(each) for each in zip(*self._drawn, strict=True))
+        self._drawn.clear()
+        order = np.argsort(slots, kind="stable")
+        slots, tokens = slots[order], tokens[order]
+        first = np.flatnonzero(np.diff(slots, prepend=-1))
+        ends = [*first[1:].tolist(), len(slots)]
+        for slot, begin, end in zip(slots[first].tolist(), first.tolist(), ends, strict=True):
+            if slot in self._rows:
+                self._proposer.took(slot, tokens[begin:end].tolist())
 
     def measured(self, step: PlannedStep, seconds: float) -> None:
         """How long a step took."""

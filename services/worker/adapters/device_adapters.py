@@ -97,6 +97,7 @@ class DeviceAdapters(ModelAdapters):
     def place(
         self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
     ) -> int:
+        """See ``ModelAdapters``; of what was ``prepared``."""
         with self._lock:  # a place is reserved until it has its number
             return super().place(digest, updates, replaces=replaces)
 

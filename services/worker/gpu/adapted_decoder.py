@@ -1,9 +1,10 @@
 """The steps of a ``GpuDecoder`` in which some row has an adapter.
 
 They are other launches than those without, with graphs of their own, so that the others cost what
-they cost where there are no adapters. Behind the product of each linear layer come two kernels
-(``penstock.kernels.gpu.low_rank``); norms, gates and sums that other steps have inside of their
-products follow behind these. A prefix that rows share is not read once for all.
+they cost where there are no adapters. Beside the product of each linear layer ``shrink`` is
+computed, and behind both ``expand`` (``penstock.kernels.gpu.low_rank``); norms, gates and sums that
+other steps have inside of their products follow behind these. A prefix that rows share is not read
+once for all.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
+from penstock.services.worker.speculation.drafting import MOST_DRAWN, Drafting
 from penstock.services.worker.speculation.finished_outputs import FinishedOutputs
+from penstock.services.worker.speculation.step_costs import DraftBudget
 from penstock.services.worker.speculation.text_index import (
     DEPTH,
     END,
@@ -147,3 +150,16 @@ def test_twenty_bytes_a_token_are_the_most(name: str) -> None:
         kept.add(b"a", text)
     # 20,000,000 tokens, 10,000 outputs of 2,000, are then less than 400 MB.
     assert kept.num_bytes <= 20 * 100_000
+
+
+def test_what_single_steps_draw_is_shown_in_its_order_before_slots_change() -> None:
+    proposer = NgramProposer()
+    drafting = Drafting(proposer, 4, DraftBudget(8))
+    prompt = np.array([1], "<i4").tobytes()
+    added = [NewSlot(slot, prompt, 1, 0, [], b"", corpus=b"a") for slot in (0, 2)]
+    drafting.begin(StepPlan(1, 1, True, [], added, [], []))
+    for step in range(MOST_DRAWN + 3):
+        drafting.drew(np.array([0, 1, 2]), np.array([step, 7, 100 + step], np.int32))
+    drafting.begin(StepPlan(1, 2, False, [0], [], [], []))
+    assert proposer._texts.keys() == {2}
+    assert proposer._texts[2].output.tolist() == [100 + step for step in range(MOST_DRAWN + 3)]

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from oracle_drafts import AllDrafts, OracleProposer, speculating
 from plan_driver import GREEDY, PlanDriver
 from test_worker_model_executor import executor_for
 from tiny_models import FAMILIES, VARIANTS, some_prompts
 
+from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig
 from penstock.protocol.wire.messages.steps import (
     Dry,
     SamplerStage,
@@ -19,6 +22,7 @@ from penstock.protocol.wire.messages.steps import (
     SlotSampling,
 )
 from penstock.services.worker.drafting_executor import DraftingExecutor
+from penstock.services.worker.model_loading import speculate
 from penstock.services.worker.speculation.drafting import Drafting
 
 Folder = Callable[[str], Path]
@@ -103,3 +107,13 @@ def test_rejected_drafts_are_counted_by_their_place(tiny_folder: Folder) -> None
         drafted, taken = drafting.counts.drafted["own"], drafting.counts.accepted["own"]
         assert drafted[0] >= drafted[1] >= drafted[2] > 0
         assert taken == (drafted if accepted else [0, 0, 0])
+
+
+def test_a_gpu_without_kernels_of_ours_is_refused_drafts_by_name(tiny_folder: Folder) -> None:
+    executor = executor_for(tiny_folder("llama"), kind=DraftingExecutor)
+    config = Config(
+        speculation=SpeculationConfig(speculative="ngram"), device=DeviceConfig(device="cuda")
+    )
+    with pytest.raises(ConfigError, match=r"--speculative ngram: .*own kernels.*off"):
+        speculate(executor, config, torch.device("cuda"))
+    assert executor.drafting is None

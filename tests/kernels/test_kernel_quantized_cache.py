@@ -111,7 +111,7 @@ def test_heads_whose_scales_would_not_be_aligned_are_refused() -> None:
         (ReferenceAttention(), False, torch.bfloat16),
         (SdpaAttention(), False, torch.float32),
     ],
-    ids=str,
+    ids=["exact", "float32", "bfloat16", "sdpa"],
 )
 def test_attention_is_that_over_what_codes_stand_for(
     backend: AttentionBackend, exact: bool, dtype: torch.dtype, kind: KVCacheKind

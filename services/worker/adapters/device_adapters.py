@@ -40,6 +40,7 @@ class DeviceAdapters(ModelAdapters):
         self.ranks = torch.zeros(self.places, dtype=torch.int32, device=self._on)
         """Of what is in each place, the highest of its layers."""
         self._reserved: dict[str, int] = {}
+        """Digest → place that is filled or about to be, until ``place`` makes it a number."""
         self._free: dict[int, torch.cuda.Event] = {}
         """Place → when the last step is over that read what was in it."""
         self._lock = threading.Lock()
@@ -69,8 +70,8 @@ class DeviceAdapters(ModelAdapters):
         ``RuntimeError`` where none is free."""
         updates = super().prepared(adapter)
         with self._lock:
-            if adapter.digest in self.numbers:
-                return updates
+            if adapter.digest in self.numbers or adapter.digest in self._reserved:
+                return updates  # another name's files are the same
             taken = {*self.numbers.values(), *self._reserved.values()}
             number = next((one for one in range(1, self.places + 1) if one not in taken), 0)
             if not number:

@@ -24,6 +24,7 @@ from penstock.protocol.wire.messages.steps import AdapterLoaded, LoadAdapter
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 from penstock.services.worker.adapters.loading import load_adapters
+from penstock.services.worker.adapters.peft_folder import AdapterFolder
 from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.layer_groups import group_layers
@@ -132,6 +133,24 @@ def test_an_adapter_that_comes_while_steps_run_takes_a_free_place(
             write_adapter(tmp_path / "wide", modules, ranks=lambda name: 17, config={"r": 17})
         ).reason
     )
+
+
+def test_the_same_files_under_two_names_at_once_are_filled_into_one_place(
+    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = dict(list(modules_of(make_model("qwen3")).items())[:1])
+    kept, one = (write_adapter(tmp_path / f"{seed}", modules, seed=seed) for seed in (0, 1))
+    _, held = gpu_executor(tiny_folder("qwen3"), kept=kept)
+    filled: list[int] = []
+    fill = held._fill
+    monkeypatch.setattr(
+        held, "_fill", lambda place, updates: (filled.append(place), fill(place, updates))
+    )
+    read = AdapterFolder(one, held.sizes, 16).read(held.item_bytes)
+    with torch.inference_mode():
+        both = [held.prepared(read) for _ in range(2)]
+    assert [held.place(read.digest, updates) for updates in both] == [2, 2]
+    assert filled == [1], "requests may be computed from it already"
 
 
 def test_more_adapters_than_places_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -138,6 +138,7 @@ class Drafting:
         decoding = step.decoding
         candidates = self._candidates(step, slots, forced, fitting, known=known)
         if not candidates:
+            self.budget.found_none()
             return step
         counts = np.zeros(len(decoding), np.int64)
         for one, count in zip(

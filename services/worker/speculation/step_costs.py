@@ -200,6 +200,12 @@ class DraftBudget:
                 return [1] * len(candidates)
         return chosen
 
+    def found_none(self) -> None:
+        """A step that was chosen for with tokens under way has no candidate now that they are
+        known: a trial is over all the same, and the next one as far away as ever."""
+        if self._refused >= self._tried_every:
+            self._refused = 0
+
     def _drafted_seconds(self, rows: int, alone: float) -> float:
         """Of a step with drafts; alone: of the same step without."""
         known = self.drafted_costs.seconds(rows)

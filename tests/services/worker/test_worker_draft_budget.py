@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from plan_driver import GREEDY
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
+from penstock.services.worker.planned_step import PlannedStep
+from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
 from penstock.services.worker.speculation.setup import make_drafting
@@ -16,6 +21,7 @@ from penstock.services.worker.speculation.step_costs import (
     Candidate,
     DraftBudget,
 )
+from penstock.services.worker.speculation.text_proposers import NgramProposer
 
 DRAFT = Draft([1, 2, 3, 4, 5, 6], OWN, 8)
 
@@ -51,6 +57,31 @@ def test_drafts_that_do_not_pay_are_tried_again_now_and_then() -> None:
     budget = budget_of({1: 1.0, 7: 7.0})
     counts = [budget.choose(1, [Candidate(0, DRAFT, 0.1)])[0] for _ in range(3 * TRIED_EVERY)]
     assert sum(counts) == 3 and max(counts) == 1
+
+
+def test_a_trial_for_which_no_draft_is_left_is_over_all_the_same() -> None:
+    """Once a draft was expected of a token under way, but the token that came has none."""
+    found = [Draft([1], OWN, 8)]
+
+    class Once(NgramProposer):
+        def propose(self, slot: int, most: int) -> Draft | None:
+            return found[0] if found else None
+
+    budget = budget_of({1: 1.0, 2: 7.0})
+    drafting, slots = Drafting(Once(), 4, budget), SlotTable(EngineSizes(8, 8, 1, 8, 64, 100))
+    prompt = np.array([1, 2], "<i4").tobytes()
+    new = NewSlot(0, prompt, 1, 1, [0, 1, 2, 3], GREEDY.packed(), corpus=b"a")
+    plan = StepPlan(1, 1, True, [], [new], [], [])
+    slots.apply(plan)
+    drafting.begin(plan)
+    step = PlannedStep(np.array([0]), [], np.array([0]))
+    for _ in range(TRIED_EVERY - 1):
+        assert not drafting.pays(step, slots, 1)
+    assert drafting.pays(step, slots, 1), "it is tried"
+    drawn = found.pop()
+    assert drafting.draft(step, slots) is step
+    found.append(drawn)
+    assert not drafting.pays(step, slots, 1)
 
 
 def test_what_was_rejected_lately_is_less_likely_than_before_and_recovers() -> None:

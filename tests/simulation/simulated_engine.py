@@ -254,6 +254,7 @@ class SimulatedExecutor:
     adapters: ClassVar[list[Adapter]] = []
     described = ""
     draft_counts = None
+    loader = None
 
     def __init__(self, node: WorkerNode) -> None:
         self._node = node

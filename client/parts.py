@@ -133,11 +133,13 @@ class Parts:
 
     def retry_after(self, now: float) -> float:
         """Seconds after which a client whose request is refused may try again: of a model that
-        sleeps, when it is expected to be awake."""
-        if self._sleeper is None:
+        sleeps, when it is expected to be awake. One that could not be woken is not tried again for
+        a while, which passes while it sleeps."""
+        sleeper = self._sleeper
+        if sleeper is None:
             return 1.0
-        passed = 0.0 if self._sleeper.state == Sleep.ASLEEP else now - self._sleeper_since
-        return max(1.0, self._sleeper.wake_s - passed)
+        is_still = sleeper.state == Sleep.ASLEEP and not sleeper.reason
+        return max(1.0, sleeper.wake_s - (0.0 if is_still else now - self._sleeper_since))
 
     def explain(self, cause: str) -> str:
         """The message for a client whose request is refused."""

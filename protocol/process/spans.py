@@ -159,9 +159,10 @@ class Spans:
     ) -> None:
         """A stage that is over; times in monotonic seconds. Nothing where its trace is not
         sampled, or there is none. ``attributes`` are read later, in another thread."""
-        if self._made is None or self._queue is None or not is_sampled(traceparent):
+        made, queue = self._made, self._queue  # another thread may end it all meanwhile
+        if made is None or queue is None or not is_sampled(traceparent):
             return
-        self._queue(self._made(name, traceparent, began, ended, attributes, error))
+        queue(made(name, traceparent, began, ended, attributes, error))
 
     def record_continuation(self, lost: str, traceparent: str, began: float, cause: str) -> None:
         """A request was begun again after the loss of a process of the service ``lost``, and

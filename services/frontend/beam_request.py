@@ -79,9 +79,17 @@ def _check(params: SamplingParams, body: GenerationBody) -> None:
         if name in _TAKEN or value == declared.default or value in _NEUTRAL.get(name, ()):
             continue
         raise _refused(name, value)
-    for name in _BY_BODY if isinstance(body, ChatBody) else ():
-        if value := getattr(body, name):
+    if not isinstance(body, ChatBody):
+        return
+    for name in _BY_BODY:
+        if (value := getattr(body, name)) not in (None, []):
             raise _refused(name, value)
+    if body.include_reasoning is False:
+        raise bad_request(
+            "include_reasoning is false, which does not go together with use_beam_search: an "
+            "answer is then its whole text, thinking included; leave include_reasoning out",
+            param="include_reasoning",
+        )
 
 
 def _refused(name: str, value: object) -> Exception:

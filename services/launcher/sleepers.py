@@ -119,8 +119,11 @@ class Sleepers:
         self._tell()
 
     def close(self) -> None:
-        """The server goes down: models wake for what waits still, and nothing is prepared."""
+        """The server goes down: models wake for what waits still, none because an administrator
+        asked, and nothing is prepared."""
         self._prepares = False
+        for use in self._policy.models.values():
+            use.asked_at = None
 
     # --- what administrators ask
 
@@ -133,7 +136,8 @@ class Sleepers:
             self._tell()
 
     def sleep(self, model: RunningModel, now: float) -> None:
-        """Let it fall asleep when what runs is finished."""
+        """Let it fall asleep when what runs is finished; one that does not wake yet sleeps on."""
+        self._policy.models[model.name].asked_at = None
         if model.state == AWAKE:
             self._fall(model, ASKED, now)
 

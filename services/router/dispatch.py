@@ -37,7 +37,8 @@ HOLD_SECONDS = 30.0
 """A request waits so long for a tokenizer or an engine to come (back), or for
 ``--restart-wait-s`` if that is longer …"""
 LOADING_HOLD_SECONDS = 600.0
-"""… and so long while there is one that starts or loads its weights, or its model sleeps."""
+"""… and so long while there is one that starts or loads its weights, or its model sleeps (then for
+``--wake-wait-s`` if that is longer)."""
 RETRY_AFTER_SECONDS = 1.0
 
 
@@ -50,6 +51,7 @@ class Dispatcher:
         send: Callable[[str, Message], bool],
         now: float,
         restart_wait_s: float = HOLD_SECONDS,
+        wake_wait_s: float = 0.0,
     ) -> None:
         self.held = HeldRequests()
         self.routed = 0
@@ -58,6 +60,7 @@ class Dispatcher:
         self._send = send
         self._began = now
         self._hold = max(HOLD_SECONDS, restart_wait_s)
+        self._wake_hold = max(LOADING_HOLD_SECONDS, wake_wait_s)
         self._tombstones = Tombstones()
         self._hopeful: dict[Target, bool] = {}
         """What requests wait for → whether it may still come, when they were last all tried."""
@@ -152,6 +155,17 @@ class Dispatcher:
         sleeper = self._roster.asleep.get(model)
         return sleeper is not None and not sleeper.reason
 
+    def _longest_hold(self, target: Target) -> float:
+        """Seconds for which a request waits, as things are now."""
+        if self._sleeps(target[1]):
+            return self._wake_hold
+        return LOADING_HOLD_SECONDS if self._is_coming(target) else self._hold
+
+    def _retry_after(self, model: str) -> float:
+        """Seconds after which it makes sense to ask again: a model that sleeps takes its time."""
+        sleeper = self._roster.asleep.get(model)
+        return max(RETRY_AFTER_SECONDS, sleeper.wake_s if sleeper is not None else 0.0)
+
     def _explain(self, target: Target) -> str:
         service, model, task = target
         found = self._roster.of(*target)
@@ -175,7 +189,7 @@ class Dispatcher:
                 503,
                 "overloaded_error",
                 f"{reason}; try again",
-                retry_after=RETRY_AFTER_SECONDS,
+                retry_after=self._retry_after(message.model),
             ),
         )
 
@@ -220,9 +234,7 @@ class Dispatcher:
             if is_ready or hopeful[target] != self._hopeful.get(target, True):
                 for message in self.held.waiting(target):
                     self.request(message, now)
-            is_coming = self._is_coming(target) or self._sleeps(model)
-            limit = LOADING_HOLD_SECONDS if is_coming else self._hold
-            for message in self.held.older_than(now - limit, target):
+            for message in self.held.older_than(now - self._longest_hold(target), target):
                 self.placement.keep((message.id, service), now)
                 self._reject(message, self._explain(target))
         self._hopeful = hopeful

@@ -39,8 +39,9 @@ class RouterService(AsyncService):
         self.roster = Roster(
             mailbox.incarnation, mailbox.send, mailbox.send_last, mailbox.forget, self._note
         )
+        waits = config.admission
         self.dispatcher = Dispatcher(
-            self.roster, mailbox.send, time.monotonic(), config.admission.restart_wait_s
+            *(self.roster, mailbox.send, time.monotonic()), waits.restart_wait_s, waits.wake_wait_s
         )
         self.roster.held = self.dispatcher.held.counts
 

@@ -360,3 +360,10 @@ def test_a_text_with_a_folders_prompt_goes_on_as_ids_that_have_it_already() -> N
     work = msgspec.msgpack.decode(again.work, type=Work)
     assert again.attempt > first.attempt
     assert (work.prompt, work.pooling) == (Tokens(ids), PoolingParams(dimensions=8))
+
+
+def test_who_comes_again_to_a_model_that_could_not_be_woken_waits_no_longer_than_it_rests() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(reason="worker 1 ended"))
+    world.after(0.0)
+    world.after(5.0)
+    assert world.parts.retry_after(world.now) == pytest.approx(3.0)

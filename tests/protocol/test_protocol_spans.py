@@ -132,3 +132,19 @@ def test_without_a_collector_recording_and_ending_wait_for_nobody(
     assert time.thread_time() - began < 5.0
     spans.end()
     assert time.monotonic() - now < 60.0
+
+
+def test_who_records_while_another_thread_ends_it_all_is_not_hurt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    spans = Spans()
+    spans.begin("tokenizer")
+
+    def ending(traceparent: str) -> bool:
+        spans.end()
+        return is_sampled(traceparent)
+
+    monkeypatch.setattr("penstock.protocol.process.spans.is_sampled", ending)
+    spans.record("encode", SAMPLED, 0.0, 1.0, {})
+    assert not spans.on

@@ -125,3 +125,26 @@ def test_a_prompt_behind_which_the_answers_do_not_fit_is_refused() -> None:
         assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
 
     run(use, step)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
+        ({"thinking_token_budget": 8}, "thinking_token_budget"),
+    ],
+)
+def test_a_chat_whose_thinking_a_search_would_show_or_not_end_is_refused(
+    more: dict[str, Any], named: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+
+    async def use(client: Client) -> None:
+        body = {**chat, "use_beam_search": True, **more}
+        status, answer, _ = await client.post("/v1/chat/completions", body)
+        assert (status, answer["error"]["param"]) == (400, named)
+        assert "use_beam_search" in answer["error"]["message"]
+        assert client.gateway.works == []
+
+    run(use, step)

@@ -283,6 +283,29 @@ def test_administrators_put_models_to_sleep_and_wake_them(world: World) -> None:
     assert world.ask(SLEEP_MODEL, "nobody").code == "model_not_found"
 
 
+def test_an_administrator_who_wants_a_model_asleep_again_takes_back_that_it_is_to_wake(
+    world: World,
+) -> None:
+    world.demands = {name: Demand(open=1) for name in ("a", "b")}
+    world.tick()
+    assert world.ask(WAKE_MODEL, "c").models[0].state == "asleep", "others have the places"
+    assert world.ask(SLEEP_MODEL, "c").models[0].state == "asleep"
+    world.demands = {}
+    world.tick(60.0)
+    world.tick(60.0)
+    assert world.states() == {"a": "ready", "b": "ready", "c": "asleep"}
+
+
+def test_a_server_that_ends_wakes_no_model_that_only_an_administrator_wants(world: World) -> None:
+    world.ask(SLEEP_MODEL, "a")
+    world.fallen("a")
+    world.ask(WAKE_MODEL, "a")
+    world.wants("c")
+    world.models.close()
+    world.tick()
+    assert world.states() == {"a": "asleep", "b": "ready", "c": "waking"}
+
+
 def test_a_model_with_a_keep_alive_falls_asleep_though_it_is_the_only_one_in_use(
     folder: Path,
 ) -> None:

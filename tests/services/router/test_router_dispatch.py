@@ -1029,3 +1029,22 @@ def test_a_young_router_does_not_know_what_those_do_that_are_away() -> None:
     world.beat(3, capacity=ENCODER)
     world.tick(0.1)
     assert world.where() == [3]
+
+
+def test_a_request_waits_for_a_model_that_sleeps_as_long_as_it_may_and_then_hears_of_its_time(
+    two_models: World,
+) -> None:
+    world, longest = two_models, 2 * LOADING_HOLD_SECONDS
+    world.dispatcher = Dispatcher(
+        world.roster, world.send, world.now - HOLD_SECONDS, wake_wait_s=longest
+    )
+    world.roster.goodbye(12)
+    sleeps(world, "b")
+    for number in range(MAX_HELD + 1):
+        world.enqueue(number, model="b")
+    ((_, full),) = world.take(Rejected)
+    assert full.retry_after == 5.0, "as long as the model takes to wake"
+    world.tick(longest - 1.0)
+    assert world.take(Rejected) == []
+    world.tick(2.0)
+    assert {told.retry_after for _, told in world.take(Rejected)} == {5.0}

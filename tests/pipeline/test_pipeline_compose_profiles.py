@@ -9,8 +9,12 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 from compose_file import ROOT, SECRETS, read_compose, read_dockerfile
+
+from penstock.protocol.config import resolve
+from penstock.services.cli import COMMANDS
 
 OBSERVERS = ("prometheus", "grafana", "jaeger")
 PROVISIONING = ROOT / "deploy/grafana/provisioning"
@@ -115,3 +119,19 @@ def test_valkey_starts_on_demand_and_only_the_pipeline_reaches_it() -> None:
     assert (valkey.profiles, valkey.networks, valkey.ports) == (["valkey"], ["pipeline"], [])
     assert "pipeline" in services["frontend"].networks
     assert services["frontend"].raw["build"]["args"]["FRONTEND_PACKAGES"] == "valkey"
+
+
+@pytest.mark.parametrize("name", ["frontend", "frontend-grpc"])
+def test_frontends_use_the_valkey_that_the_shell_names(name: str) -> None:
+    valkey = "valkey://valkey:6379"
+    given = {
+        "FRONTEND_PACKAGES": "valkey",
+        "PENSTOCK_LIMITS_URL": valkey,
+        "PENSTOCK_RESPONSE_STORE": valkey,
+    }
+    service = read_compose(given)[name]
+    assert "valkey" in service.raw["build"]["args"]["FRONTEND_PACKAGES"].split()
+    server = resolve(COMMANDS["frontend"].groups, {}, service.environment)[0].server
+    assert (server.limits_url, server.response_store) == (valkey, valkey)
+    plain = resolve(COMMANDS["frontend"].groups, {}, read_compose({})[name].environment)[0].server
+    assert (plain.limits_url, plain.response_store) == ("", "memory")

@@ -122,10 +122,14 @@ def test_valkey_starts_on_demand_and_only_the_pipeline_reaches_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["frontend", "frontend-grpc"])
-def test_frontends_use_the_valkey_that_the_shell_names(name: str) -> None:
+def test_frontends_use_the_valkey_that_the_shell_names(name: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.jsonl"
+    keys.touch(0o600)
+    keys.write_text("#\n")
     valkey = "valkey://valkey:6379"
     given = {
         "FRONTEND_PACKAGES": "valkey",
+        "PENSTOCK_KEYS_FILE": str(keys),
         "PENSTOCK_LIMITS_URL": valkey,
         "PENSTOCK_RESPONSE_STORE": valkey,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec.structs import replace
 
 from penstock.protocol.config import Config
+from penstock.services.worker.kv_cache_checks import refused_on_gpus
 
 if TYPE_CHECKING:
     from penstock.services.worker.plan import Planner
@@ -27,7 +28,7 @@ def alternatives(planner: Planner, config: Config) -> Iterator[tuple[str, Config
                 f"--quantization {kind}",
                 replace(config, model=replace(model, quantization=kind)),
             )
-    if cache.kv_kind == "auto" and (planner.device.is_cpu or config.cluster.world_size == 1):
+    if cache.kv_kind == "auto" and (planner.device.is_cpu or not refused_on_gpus(config)):
         yield "--kv-cache-dtype int8", replace(config, cache=replace(cache, kv_cache_dtype="int8"))
     if not planner.device.is_cpu and cache.gpu_memory_utilization < _TRIED_SHARE:
         changed = replace(cache, gpu_memory_utilization=_TRIED_SHARE)

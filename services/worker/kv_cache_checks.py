@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from penstock.protocol.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 FP8_CAPABILITY = (8, 9)
 """Least compute capability of GPUs whose kernels read e4m3."""
@@ -15,26 +18,32 @@ def check_kv_cache(config: Config, device: torch.device) -> None:
     kind = config.cache.kv_cache_dtype
     if kind == "auto" or device.type == "cpu":
         return
-    if config.cluster.world_size > 1:
-        raise ConfigError(
-            f"--kv-cache-dtype {kind} works on one GPU: it has not been checked with a model that "
-            "is divided among GPUs yet; leave it out"
-        )
-    for flag, given in (
-        (f"--speculative {config.speculation.speculative}", _drafts(config)),
-        ("--kv-tier-memory-bytes or --kv-tier-disk", config.cache.has_tiers),
-    ):
-        if given:
-            raise ConfigError(
-                f"--kv-cache-dtype {kind} and {flag} have not been checked together on a GPU yet; "
-                "leave one out"
-            )
+    if reason := refused_on_gpus(config):
+        raise ConfigError(f"--kv-cache-dtype {kind} {reason}")
+    import torch
+
     capability = torch.cuda.get_device_capability(device)
     if config.cache.kv_kind == "fp8" and capability < FP8_CAPABILITY:
         raise ConfigError(
             f"--kv-cache-dtype {kind} needs a GPU of compute capability 8.9, and this one has "
             f"{capability[0]}.{capability[1]}; int8 takes as much memory"
         )
+
+
+def refused_on_gpus(config: Config) -> str:
+    """Why a model with these settings cannot have it on a GPU, whichever that is; empty: it can."""
+    if config.cluster.world_size > 1:
+        return (
+            "works on one GPU: it has not been checked with a model that is divided among GPUs "
+            "yet; leave it out"
+        )
+    for flag, given in (
+        (f"--speculative {config.speculation.speculative}", _drafts(config)),
+        ("--kv-tier-memory-bytes or --kv-tier-disk", config.cache.has_tiers),
+    ):
+        if given:
+            return f"and {flag} have not been checked together on a GPU yet; leave one out"
+    return ""
 
 
 def _drafts(config: Config) -> bool:

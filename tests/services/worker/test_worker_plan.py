@@ -228,3 +228,12 @@ def test_a_gpu_beside_another_device_is_refused(capsys: pytest.CaptureFixture[st
 def test_the_null_device_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--device", "null"]) == cli.BAD_SETTINGS
     assert "--device null loads no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beside", [[], ["--kv-tier-memory-bytes", str(1 << 30)]])
+def test_for_a_gpu_kv_memory_of_a_byte_is_suggested_where_it_is_not_refused(
+    tmp_path: Path, beside: list[str]
+) -> None:
+    text, code = planned(tmp_path, LLAMA_8B, "--gpu", "h100", *beside)
+    assert code == 0
+    assert ("--kv-cache-dtype int8:" in text) == (not beside)

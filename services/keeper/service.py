@@ -6,6 +6,7 @@ a request: engines then compute what they would have read.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 from penstock.protocol.config import Config
@@ -30,8 +31,6 @@ from penstock.services.keeper.pool import SlotPool
 from penstock.services.keeper.space import Space
 
 MOST_SPACES = 64
-MOST_UNUSED_SPACES = 1
-"""So many that no engine has (any more) may hold memory when another one is made."""
 LEAST_SLOTS = 8
 DISK_POLL_SECONDS = 0.001
 
@@ -52,7 +51,11 @@ class KeeperService(LoopService):
         if folder:
             self._disk = DiskTier(Path(folder).absolute(), config.cache.kv_tier_disk_bytes)
             self._threads = DiskThreads(self._disk)
-        self._spaces: dict[bytes, Space] = {}
+        self._most_unused = max(1, len(config.server.expected_models) - 1)
+        """Spaces that no engine has (any more) and that stay when another one is made: with that
+        one as many as there are models, which take turns where they sleep."""
+        self._spaces: OrderedDict[bytes, Space] = OrderedDict()
+        """Those last that engines began or ceased to use last."""
         self._space_of: dict[str, Space] = {}
         """By the address of a scheduler."""
         self._unopened: dict[str, TierOpen] = {}
@@ -110,7 +113,7 @@ class KeeperService(LoopService):
     def _open(self, message: TierOpen) -> None:
         address, space = message.reply_to, self._spaces.get(message.space)
         if (before := self._space_of.pop(address, None)) is not None and before is not space:
-            before.leave(address)
+            self._leave(before, address)
         refused = ""
         if space is None:
             num_slots = self.config.cache.tier_memory_bytes // max(1, message.slot_bytes)
@@ -132,6 +135,7 @@ class KeeperService(LoopService):
             self.mailbox.send(address, TierOpened(message.space, "", 0, [], refused))
             return
         self._space_of[address] = space
+        self._spaces.move_to_end(message.space)
         space.open(address, message.lent)
 
     def _make_space(self, name: bytes, num_slots: int, slot_bytes: int) -> str:
@@ -139,7 +143,7 @@ class KeeperService(LoopService):
         unused = [one for one, space in self._spaces.items() if not space.owners]
         if len(self._spaces) - len(unused) >= MOST_SPACES:
             return f"{MOST_SPACES} others are kept, the most there can be"
-        for one in unused[: max(0, len(unused) - MOST_UNUSED_SPACES)]:
+        for one in unused[: max(0, len(unused) - self._most_unused)]:
             space = self._spaces.pop(one)
             self._skipped_writes += space.skipped_writes
             space.pool.close()
@@ -154,7 +158,12 @@ class KeeperService(LoopService):
         for peer in gone.values():
             self._unopened.pop(peer.address, None)
             if (space := self._space_of.pop(peer.address, None)) is not None:
-                space.leave(peer.address)
+                self._leave(space, peer.address)
+
+    def _leave(self, space: Space, address: str) -> None:
+        space.leave(address)
+        if self._spaces.get(space.name) is space:
+            self._spaces.move_to_end(space.name)
 
     # --- the disk
 

@@ -70,7 +70,7 @@ class Space:
         self.pool, self.owners = pool, dict[str, Owner]()
         self.skipped_writes = 0
         """Blocks that left memory before the disk, which was behind with others, had taken them."""
-        self._name, self._send, self._disk, self._threads = name, send, disk, threads
+        self.name, self._send, self._disk, self._threads = name, send, disk, threads
         self._added: list[bytes] = []
         self._gone: list[bytes] = []
         self._waiting: dict[bytes, list[tuple[Reading, int]]] = {}
@@ -92,13 +92,13 @@ class Space:
         self.leave(address)
         pool = self.pool
         self.owners[address] = owner = Owner(lent)
-        on_disk = self._disk.keys(self._name) if self._disk is not None else []
+        on_disk = self._disk.keys(self.name) if self._disk is not None else []
         keys = list(dict.fromkeys([*on_disk, *pool.keys()]))[-MOST_TOLD_KEYS:]
         for begin in range(0, len(keys), KEYS_IN_MESSAGE):
             part = joined(keys[begin : begin + KEYS_IN_MESSAGE])
-            self._send(address, TierKeys(self._name, part))
+            self._send(address, TierKeys(self.name, part))
         slots = self._lend(owner)
-        self._send(address, TierOpened(self._name, pool.path, pool.num_slots, slots))
+        self._send(address, TierOpened(self.name, pool.path, pool.num_slots, slots))
 
     def leave(self, address: str) -> None:
         """A scheduler is gone. Its worker may still write into slots that were lent: a checksum
@@ -135,7 +135,7 @@ class Space:
     def _on_disk(self, key: bytes) -> bool:
         if self._disk is None or (self._dropped_writes and key in self._dropped_writes.values()):
             return False
-        return self._disk.has(BlockName(self._name, key))
+        return self._disk.has(BlockName(self.name, key))
 
     # --- put
 
@@ -174,7 +174,7 @@ class Space:
     def _write(self, threads: DiskThreads, key: bytes, slot: int) -> None:
         self.pool.pin(slot)
         self._writes[slot] = key
-        threads.write(BlockName(self._name, key), slot, self.pool.slot(slot), self.disk_done)
+        threads.write(BlockName(self.name, key), slot, self.pool.slot(slot), self.disk_done)
 
     def catch_up(self) -> None:
         """Writes that had to wait begin, of blocks that are still in memory."""
@@ -200,7 +200,7 @@ class Space:
                 self.pool.pin(slot)
                 reading.slots[place] = slot
                 if self._disk is not None:
-                    self._disk.touch(BlockName(self._name, key))
+                    self._disk.touch(BlockName(self.name, key))
             elif not self._read(reading, place, key):
                 break
         for slot in reversed([slot for slot in reading.slots if slot is not None]):
@@ -223,7 +223,7 @@ class Space:
             if slot is None:
                 return False
             waiting = self._waiting[key] = []
-            name = BlockName(self._name, key)
+            name = BlockName(self.name, key)
             self._threads.read(name, slot, self.pool.slot(slot), self.disk_done)
         waiting.append((reading, place))
         reading.pending += 1
@@ -317,7 +317,7 @@ class Space:
             self._unwritten.pop(key, None)
             self.pool.drop(key)
             if self._disk is not None and self._on_disk(key):
-                self._disk.drop(BlockName(self._name, key), corrupted=corrupted)
+                self._disk.drop(BlockName(self.name, key), corrupted=corrupted)
             self._gone.append(key)
 
     def gone_from_disk(self, key: bytes) -> None:
@@ -332,6 +332,6 @@ class Space:
         added, self._added, self._gone = self._added, [], []
         for begin in range(0, max(len(added), len(gone)), KEYS_IN_MESSAGE):
             end = begin + KEYS_IN_MESSAGE
-            message = TierKeys(self._name, joined(added[begin:end]), joined(gone[begin:end]))
+            message = TierKeys(self.name, joined(added[begin:end]), joined(gone[begin:end]))
             for address in self.owners:
                 self._send(address, message)

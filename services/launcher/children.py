@@ -79,7 +79,7 @@ def make_children(
         if listener is not None
     ]
     keepers = [
-        Child("keeper", 0, _environment(config, inherited), only_one=True, render=render)
+        Child("keeper", 0, shared, only_one=True, render=render)
         for _ in range(config.cache.has_tiers)
     ]
     first = Child("router", 0, router, only_one=True, render=render)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import pytest
 
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import ClusterConfig
+from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.kv_slots import HEADER_BYTES, seal, slot_bytes
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import TierGet, TierKeys, TierOpen, TierOpened
-from penstock.protocol.wire.messages.membership import Phase
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.security import SecurityError
 from penstock.services.keeper.disk_tier import DiskTier
 from penstock.services.keeper.service import KeeperService
+from penstock.services.keeper.space import Space
 from penstock.services.keeper.tier import BlockName
 
 SPACE, KEY = b"s" * 16, b"k" * 16
@@ -50,12 +52,16 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 class Told:
     """A keeper that lives in the test, and what it says to schedulers."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, models: Sequence[str] = ()
+    ) -> None:
         self.said: list[Message] = []
         self.scans: list[Any] = []
         config = config_of(kv_tier_disk=str(folder), kv_tier_memory_bytes=100 * SLOT)
         cluster = ClusterConfig(router=f"ipc://{folder.parent}/router.sock")
-        self.keeper = KeeperService(msgspec.structs.replace(config, cluster=cluster))
+        server = ServerConfig(expected_models=list(models))
+        config = msgspec.structs.replace(config, cluster=cluster, server=server)
+        self.keeper = KeeperService(config)
         monkeypatch.setattr(self.keeper.mailbox, "send", self._send)
         monkeypatch.setattr(self.keeper._threads, "first", self.scans.append)
         self.keeper.start()
@@ -123,6 +129,29 @@ def test_spaces_that_no_engine_has_any_more_give_their_memory_back(told: Told) -
         paths.append(Path(opened.pool.split()[0]))
     assert len(told.keeper._spaces) == 2
     assert [path.exists() for path in paths[-2:]] == [True, True]
+
+
+def test_models_that_take_turns_find_their_blocks_and_what_was_used_least_lately_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kv").mkdir(mode=0o700)
+    told = Told(tmp_path / "kv", monkeypatch, models=["a", "b", "c"])
+    told.scans[0]()
+    keeper = told.keeper
+
+    def turn(name: bytes) -> Space:
+        """An engine of a model starts, and ends when it is to sleep."""
+        address = f"{name!r} {len(told.said)}"
+        keeper.on_message(1, TierOpen(name * 16, SLOT, 4, address), 0.0)
+        gone = Peer("scheduler", address, 1, Identity(1, "host"), Phase.READY, "", Capacity(), 0)
+        keeper.on_gone({1: gone}, 0.0)
+        return keeper._spaces[name * 16]
+
+    first = [turn(name) for name in (b"a", b"b", b"c")]
+    assert [turn(name) for name in (b"a", b"b", b"c", b"b", b"a")] == [*first, first[1], first[0]]
+    turn(b"d")
+    assert set(keeper._spaces) == {name * 16 for name in (b"a", b"b", b"d")}
+    keeper.mailbox.close()
 
 
 def test_what_the_disk_did_for_a_space_that_is_gone_changes_no_other(told: Told) -> None:

@@ -186,6 +186,15 @@ def test_launcher_starts_a_tokenizer_and_engines_of_each_model_numbered_through(
             assert environment["PENSTOCK_EXPECTED_MODELS"] == '["a", "b"]'
 
 
+def test_a_keeper_knows_how_many_models_take_turns() -> None:
+    (keeper,) = [
+        child
+        for child in children_of(2, kv_tier_memory_bytes=str(2**30))
+        if child.service == "keeper"
+    ]
+    assert keeper._environment["PENSTOCK_EXPECTED_MODELS"] == '["a", "b"]'
+
+
 @pytest.mark.parametrize(
     ("devices", "settings", "indices", "shares"),
     [

@@ -41,6 +41,10 @@ MOST_THREADS = 8
 GROUP_BYTES = 4 << 20
 """Copied by one thread at a time, or one block where it is larger."""
 
+MOST_PIECE_BLOCKS = 32
+"""Blocks of a message that stores. Each is a copy of its own, some 5 us of the thread that launches
+steps, and small blocks are soon copied."""
+
 
 class _Staging(NamedTuple):
     """Room for a group of blocks."""
@@ -139,7 +143,7 @@ class BlockTransfers:
         """Blocks of a group."""
         groups = max(2, TIER_STAGING_BYTES // (self._rows * self.slot_bytes))
         self._stores = deque(self._staging(stores=True) for _ in range(groups))
-        self.piece_bytes = groups // 2 * self._rows * self.slot_bytes
+        self.piece_bytes = min(groups // 2 * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
         self._down, self._up = self._stream(), self._stream()
         self._tasks: SimpleQueue[_Group] = SimpleQueue()
         self._done: deque[tuple[_Transfer, _Staging | None, bool]] = deque()

@@ -126,6 +126,14 @@ def test_stores_beyond_the_staging_are_not_made(pool: SlotPool) -> None:
     assert execute(transfers, copies_of(pool, list(range(20)), store=True)).done == 16, "it is back"
 
 
+def test_a_step_waits_for_few_copies_however_small_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_transfers, "TIER_STAGING_BYTES", 400 * slot_bytes(BYTES))
+    transfers = BlockTransfers(random_blocks("cpu"), SPACE)
+    assert transfers.piece_bytes == 32 * slot_bytes(BYTES)
+
+
 def test_a_load_that_is_forgotten_writes_nothing_more_and_is_not_answered(
     pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

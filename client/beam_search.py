@@ -73,24 +73,17 @@ class Beam(msgspec.Struct, Generic[Found], frozen=True):
 class BeamSearch(Generic[Found]):
     """The search of one prompt. Nothing but the rules: who has it asks the model."""
 
-    def __init__(self, prompt: list[int], params: BeamSearchParams, ends: frozenset[int]) -> None:
+    def __init__(self, params: BeamSearchParams, ends: frozenset[int]) -> None:
         """ends: the model's end tokens."""
-        self.prompt = prompt
         self.running = [Beam[Found]()]
         self.finished: list[Beam[Found]] = []
         """The best ``beam_width`` that have ended, the likeliest first."""
-        self.told = False
-        """Whether its end was shown."""
         self._params = params
         self._ends = frozenset() if params.ignore_eos else ends
 
     @property
     def done(self) -> bool:
         return not self.running
-
-    def prompts(self) -> list[list[int]]:
-        """What the model is to be asked for one more token of, beam by beam."""
-        return [[*self.prompt, *beam.tokens] for beam in self.running]
 
     def advance(self, found: list[Mapping[int, Found]]) -> None:
         """Take a step. found: for each running beam its likeliest next tokens, at least twice the

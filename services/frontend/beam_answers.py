@@ -20,7 +20,7 @@ from penstock.client.sink import RowExtras
 from penstock.protocol.logprobs import Logprob, unpack
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import DETOKENIZE
-from penstock.protocol.wire.messages.requests import Prompt, Rejected, Tokens
+from penstock.protocol.wire.messages.requests import TOKEN_BYTES, Prompt, Rejected, Tokens
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowDetails, RowStart, Text
 from penstock.services.frontend.errors import ApiError, bad_request, from_rejected, status_error
 from penstock.services.frontend.generation import Generation
@@ -82,6 +82,20 @@ class _Step:
         return {one.token: one for one in token.top}
 
 
+class PromptSearch(BeamSearch[Logprob]):
+    """The search of one prompt."""
+
+    def __init__(self, prompt: bytes, params: BeamSearchParams, ends: frozenset[int]) -> None:
+        """prompt: int32. It may be long, and each step of each beam sends it again, in the thread
+        that streams to all clients: so it is copied and never listed."""
+        super().__init__(params, ends)
+        self.prompt = prompt
+
+    def prompts(self) -> list[Prompt]:
+        """What the model is to be asked for one more token of, beam by beam."""
+        return [Tokens(self.prompt + _ids(beam.tokens)) for beam in self.running]
+
+
 class _Search:
     """The search of one client's request."""
 
@@ -97,8 +111,8 @@ class _Search:
         """Fill the answers, prompt by prompt. Raises ``ApiError``."""
         searches = await self._begin()
         while running := [search for search in searches if not search.done]:
-            beams = [tokens for search in running for tokens in search.prompts()]
-            asked = self._asking([_tokens(beam) for beam in beams], step_params(self._params))
+            beams = [beam for search in running for beam in search.prompts()]
+            asked = self._asking(beams, step_params(self._params))
             steps = iter(await self._all(asked))
             for search in running:
                 search.advance([next(steps).found() for _ in search.running])
@@ -109,16 +123,15 @@ class _Search:
             for answer, beam in zip(answers[place * n : (place + 1) * n], best, strict=True):
                 self._fill(answer, search.prompt, beam, texts.pop(0))
 
-    async def _begin(self) -> list[BeamSearch[Logprob]]:
+    async def _begin(self) -> list[PromptSearch]:
         """The first step of all prompts, which are as the client sent them."""
         request, generation = self._request, self._generation
         cut = request.params.truncate_prompt_tokens
         params = msgspec.structs.replace(step_params(self._params), truncate_prompt_tokens=cut)
         searches = []
         for step in await self._all(self._asking(request.prompts, params), wants_ids=True):
-            prompt = array("i", step.prompt).tolist()
-            self._check_length(len(prompt))
-            search = BeamSearch[Logprob](prompt, self._params, frozenset(request.ends))
+            self._check_length(len(step.prompt) // TOKEN_BYTES)
+            search = PromptSearch(step.prompt, self._params, frozenset(request.ends))
             search.advance([step.found()])
             searches.append(search)
             generation.on_accepted(step.prompt_tokens)
@@ -148,16 +161,15 @@ class _Search:
         """What the tokens of answers say, without the end."""
         said = [beam.tokens[:-1] if beam.ended else beam.tokens for beam in beams]
         skips = SamplingParams(skip_special_tokens=self._request.params.skip_special_tokens)
-        asked = self._asking([_tokens(tokens) for tokens in said if tokens], skips)
+        asked = self._asking([Tokens(_ids(tokens)) for tokens in said if tokens], skips)
         steps = iter(await self._all(msgspec.structs.replace(asked, task=DETOKENIZE)))
         return [next(steps).text if tokens else "" for tokens in said]
 
-    def _fill(self, answer: Answer, prompt: list[int], beam: Beam[Logprob], text: str) -> None:
+    def _fill(self, answer: Answer, prompt: bytes, beam: Beam[Logprob], text: str) -> None:
         end = End(0, EndReason.STOP if beam.ended else EndReason.LENGTH)
         extras = RowExtras(end=end)
         if self._request.returns_ids:
-            own, ids = array("i", prompt).tobytes(), array("i", beam.tokens).tobytes()
-            extras = RowExtras(end=end, ids=ids, prompt=own)
+            extras = RowExtras(end=end, ids=_ids(beam.tokens), prompt=prompt)
         answer.tokens = len(beam.tokens)
         answer.add(text, extras)
         self._generation.on_end(end)
@@ -204,8 +216,9 @@ class _Search:
         await asyncio.sleep(min(rejected.retry_after or LONGEST_PAUSE_SECONDS, 1.0))
 
 
-def _tokens(ids: Sequence[int]) -> Tokens:
-    return Tokens(array("i", ids).tobytes())
+def _ids(tokens: Sequence[int]) -> bytes:
+    """As int32."""
+    return array("i", tokens).tobytes()
 
 
 async def search_beams(generation: Generation, gateway: Gateway, answers: Sequence[Answer]) -> None:

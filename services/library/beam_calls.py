@@ -12,9 +12,9 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.tasks import DETOKENIZE, TOKENIZE
 from penstock.protocol.wire.messages.requests import Prompt, Work
 from penstock.services.library.beam_search import (
-    BeamSearch,
     BeamSearchOutput,
     BeamSearchParams,
+    PromptSearch,
     check_lengths,
     checked_params,
     likeliest,
@@ -22,7 +22,7 @@ from penstock.services.library.beam_search import (
     step_params,
 )
 from penstock.services.library.member import MAX_OPEN, Submission
-from penstock.services.library.outputs import Logprob, RequestOutput
+from penstock.services.library.outputs import RequestOutput
 from penstock.services.library.progress import ProgressLine
 from penstock.services.library.prompts import (
     PlainPrompt,
@@ -82,7 +82,7 @@ class BeamCalls(ABC):
         ids = self._prompt_ids(listed, asked, max_concurrency)
         check_lengths(ids, checked, self._longest())
         ends = frozenset(self._end_tokens())
-        searches = [BeamSearch[Logprob](prompt, checked, ends) for prompt in ids]
+        searches = [PromptSearch(prompt, checked, ends) for prompt in ids]
         shown = sys.stderr.isatty() if progress is None else progress
         with ProgressLine(len(searches), shown) as line:
             while any(not search.done for search in searches):
@@ -108,7 +108,7 @@ class BeamCalls(ABC):
 
     def _step(
         self,
-        searches: Sequence[BeamSearch[Logprob]],
+        searches: Sequence[PromptSearch],
         asked: Sequence[Asked],
         params: SamplingParams,
         max_open: int,

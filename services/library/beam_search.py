@@ -19,16 +19,30 @@ from penstock.services.library.outputs import Logprob, RequestOutput
 
 __all__ = [
     "MAX_BEAM_WIDTH",
-    "BeamSearch",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
+    "PromptSearch",
     "check_lengths",
     "checked_params",
     "likeliest",
     "sequences",
     "step_params",
 ]
+
+
+class PromptSearch(BeamSearch[Logprob]):
+    """The search of one prompt, with its tokens."""
+
+    def __init__(self, prompt: list[int], params: BeamSearchParams, ends: frozenset[int]) -> None:
+        super().__init__(params, ends)
+        self.prompt = prompt
+        self.told = False
+        """Whether its end was shown."""
+
+    def prompts(self) -> list[list[int]]:
+        """What the model is to be asked for one more token of, beam by beam."""
+        return [[*self.prompt, *beam.tokens] for beam in self.running]
 
 
 class BeamSearchSequence(msgspec.Struct, frozen=True):

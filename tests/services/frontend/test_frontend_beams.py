@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import tracemalloc
 from array import array
 from typing import Any
 
 import pytest
 from frontend_scripted import LENGTH, STOP, Client, rejected, run
 
+from penstock.client.beam_search import Beam, BeamSearchParams
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.logprobs import NamedLogprobs
 from penstock.protocol.tasks import DETOKENIZE
 from penstock.protocol.wire.messages.requests import Tokens, Work
 from penstock.protocol.wire.messages.tokens import RowDetails, RowStart, Text
+from penstock.services.frontend.beam_answers import PromptSearch
 
 PATH = "/v1/completions"
 BODY = {"prompt": "x", "use_beam_search": True, "n": 2, "max_tokens": 3, "return_token_ids": True}
@@ -148,3 +151,20 @@ def test_a_chat_whose_thinking_a_search_would_show_or_not_end_is_refused(
         assert client.gateway.works == []
 
     run(use, step)
+
+
+def test_a_long_prompt_is_copied_for_a_step_and_never_listed() -> None:
+    prompt, beams = array("i", range(100_000)).tobytes(), 4
+    params = BeamSearchParams(beam_width=beams)
+    search = PromptSearch(prompt, params, frozenset())
+    search.running = [Beam((token,)) for token in range(beams)]
+    tracemalloc.start()
+    try:
+        asked = search.prompts()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [one.ids for one in asked if isinstance(one, Tokens)] == [
+        prompt + array("i", [token]).tobytes() for token in range(beams)
+    ]
+    assert peak < (beams + 1) * len(prompt)

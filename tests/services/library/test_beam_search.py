@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock import LLM, BeamSearchParams, SamplingParams
-from penstock.services.library.beam_search import BeamSearch, sequences
+from penstock.services.library.beam_search import PromptSearch, sequences
 from penstock.services.library.outputs import Logprob, RequestRefused
 
 PROMPTS = [[3, 17, 40, 5], [9, 9, 2], [60]]
@@ -30,8 +30,8 @@ def model() -> Any:
     return LlamaForCausalLM(shape).eval()
 
 
-def searched(model: Any, prompt: list[int], params: BeamSearchParams) -> BeamSearch[Logprob]:
-    search = BeamSearch[Logprob](prompt, params, ENDS)
+def searched(model: Any, prompt: list[int], params: BeamSearchParams) -> PromptSearch:
+    search = PromptSearch(prompt, params, ENDS)
     while not search.done:
         with torch.no_grad():
             logits = model(torch.tensor(search.prompts())).logits[:, -1]

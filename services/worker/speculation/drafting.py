@@ -79,6 +79,7 @@ class Drafting:
             self._made, self._guesses = [], []  # of steps that nobody has heard of
         for slot in plan.gone:
             self.leave(slot)
+        self._proposer.next_step()
         for new in plan.added:
             if not new.corpus:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from penstock.services.worker.speculation.text_index import END, TextIndex
@@ -11,6 +11,8 @@ LARGEST_SHARE = 4
 """One corpus has at most this part of all tokens, so that no tenant fills the memory alone."""
 LEAST_OUTPUT = 8
 """Shorter outputs are not kept."""
+MOST_WAITING = 1024
+"""Outputs that are to be indexed; those that end meanwhile are not kept."""
 
 
 class FinishedOutputs:
@@ -22,6 +24,8 @@ class FinishedOutputs:
         self.most = most
         self.num_tokens = 0
         self._corpora: OrderedDict[bytes, TextIndex] = OrderedDict()
+        self._waiting: deque[tuple[bytes, Sequence[int]]] = deque()
+        """Outputs, or what is left of the first one, that ``index`` has not come to."""
 
     @property
     def num_bytes(self) -> int:
@@ -32,17 +36,35 @@ class FinishedOutputs:
         return self._corpora.get(corpus)
 
     def add(self, corpus: bytes, output: Sequence[int]) -> None:
-        """Keep an output, or the end of one that is too long."""
+        """Keep an output, or the end of one that is too long, once ``index`` has come to it."""
         largest = self.most // LARGEST_SHARE
         if len(output) < LEAST_OUTPUT or largest <= LEAST_OUTPUT:
             return
+        if len(self._waiting) >= MOST_WAITING:
+            return
+        self._waiting.append((corpus, output[-(largest - 1) :]))
+
+    def index(self, most: int) -> int:
+        """Let up to ``most`` tokens more be found; returns how many."""
+        done = 0
+        while self._waiting and done < most:
+            corpus, output = self._waiting.popleft()
+            part, rest = output[: most - done], output[most - done :]
+            if rest:
+                self._waiting.appendleft((corpus, rest))
+            self._keep(corpus, part, ends=not rest)
+            done += len(part)
+        return done
+
+    def _keep(self, corpus: bytes, part: Sequence[int], *, ends: bool) -> None:
         index = self._corpora.get(corpus)
         if index is None:
-            index = self._corpora[corpus] = TextIndex(largest)
+            index = self._corpora[corpus] = TextIndex(self.most // LARGEST_SHARE)
         self._corpora.move_to_end(corpus)
         known = len(index)
-        index.extend(output[-(largest - 1) :])
-        index.append(END)
+        index.extend(part)
+        if ends:
+            index.append(END)
         self.num_tokens += len(index) - known
         while self.num_tokens > self.most:
             _, oldest = self._corpora.popitem(last=False)

@@ -31,6 +31,10 @@ class SpeculativeProposer(Protocol):
         """A sequence takes a slot. text: its prompt and output so far; corpus: what may be known of
         other sequences to this one: those with the same."""
 
+    def next_step(self) -> None:
+        """A step begins. What a proposer has to prepare it does in pieces, a bounded one a step:
+        the device waits for the thread that it is called from."""
+
     def took(self, slot: int, tokens: Sequence[int]) -> None:
         """The sequence in a slot has these tokens more."""
 

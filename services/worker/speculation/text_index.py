@@ -68,6 +68,13 @@ class TextIndex:
     def num_bytes(self) -> int:
         return 4 * (2 * len(self.tokens) + len(self._latest))
 
+    def reserve(self, count: int) -> None:
+        """Make the table of an empty index as large as so many tokens need, so that it is not
+        made anew while they come."""
+        bits = min(max(_LEAST_BITS, (min(count, self.most) - 1).bit_length()), _MOST_BITS)
+        self._mask = (1 << bits) - 1
+        self._latest = array("i", [-1]) * (1 << bits)
+
     def append(self, token: int) -> None:
         """Add a token, and the n-gram that it ends."""
         tokens, end = self.tokens, self.end

@@ -15,29 +15,45 @@ from penstock.services.worker.speculation.text_index import MOST_MATCH, Match, T
 MOST_OWN = 65_536
 """Tokens of a sequence that are searched: the latest, 1 MiB with the index."""
 
+MOST_INDEXED = 2048
+"""Tokens that are indexed in one step, beside those that the step before brought."""
+_BROUGHT = 31
+"""A row of a step has so many drafts at most."""
+
 
 class _Text:
-    """One sequence. It is indexed when it is first asked about: many never are."""
+    """One sequence. It is indexed from when it is first asked about: many never are."""
 
-    __slots__ = ("_fresh", "_index", "corpus", "latest", "output")
+    __slots__ = ("_fresh", "corpus", "index", "latest", "output")
 
     def __init__(
         self, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes, ngram: int
     ) -> None:
-        self._index = TextIndex(MOST_OWN, ngram)
-        self._fresh = array("i", text.tobytes())
+        self.index = TextIndex(MOST_OWN, ngram)
+        self._fresh = array("i", text[-MOST_OWN:].tobytes())
         """Tokens that are not indexed yet."""
         self.latest = array("i", text[-MOST_MATCH:].tobytes())
         """The end of the text."""
         self.output = array("i", text[prompt_len:].tobytes())
         self.corpus = corpus
 
+    def catch_up(self, most: int) -> int:
+        """Index up to ``most`` tokens more, and few in any case. Returns how many of ``most``."""
+        fresh = self._fresh
+        if len(fresh) <= _BROUGHT + 1:
+            self.index.extend(fresh)
+            del fresh[:]
+            return 0
+        if most and not len(self.index):
+            self.index.reserve(len(fresh))
+        done = min(most, len(fresh))
+        self.index.extend(fresh[:done])
+        del fresh[:done]
+        return done
+
     @property
-    def index(self) -> TextIndex:
-        if self._fresh:
-            self._index.extend(self._fresh)
-            del self._fresh[:]
-        return self._index
+    def is_indexed(self) -> bool:
+        return not self._fresh
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._fresh.extend(tokens)
@@ -55,6 +71,11 @@ class NgramProposer:
         """ngram: 1 to 4."""
         self._ngram = ngram
         self._texts: dict[int, _Text] = {}
+        self._left = MOST_INDEXED
+        """Tokens that may be indexed in this step."""
+
+    def next_step(self) -> None:
+        self._left = MOST_INDEXED
 
     def begin(self, slot: int, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes) -> None:
         """See ``SpeculativeProposer``, for all methods."""
@@ -65,8 +86,16 @@ class NgramProposer:
         if text is not None:
             text.extend(tokens)
 
-    def propose(self, slot: int, most: int) -> Draft | None:
+    def _indexed(self, slot: int) -> _Text | None:
+        """The text of a slot, unless there is more of it to index than this step has room for."""
         text = self._texts.get(slot)
+        if text is None:
+            return None
+        self._left -= text.catch_up(self._left)
+        return text if text.is_indexed else None
+
+    def propose(self, slot: int, most: int) -> Draft | None:
+        text = self._indexed(slot)
         if text is None:
             return None
         found = text.index.find(text.latest, own=True)
@@ -92,8 +121,11 @@ class SuffixProposer(NgramProposer):
         super().__init__()
         self.finished = FinishedOutputs(most_finished)
 
+    def next_step(self) -> None:
+        self._left = MOST_INDEXED - self.finished.index(MOST_INDEXED // 2)
+
     def propose(self, slot: int, most: int) -> Draft | None:
-        text = self._texts.get(slot)
+        text = self._indexed(slot)
         if text is None:
             return None
         own = text.index.find(text.latest, own=True)

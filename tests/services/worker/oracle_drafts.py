@@ -30,6 +30,9 @@ class OracleProposer:
     def begin(self, slot: int, text: Token, prompt_len: int, corpus: bytes) -> None:
         self.known[slot] = text.tolist()
 
+    def next_step(self) -> None:
+        """Nothing is to be prepared."""
+
     def took(self, slot: int, tokens: Sequence[int]) -> None:
         self.known[slot] += tokens
 

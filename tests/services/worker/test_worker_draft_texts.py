@@ -20,7 +20,11 @@ from penstock.services.worker.speculation.text_index import (
     Match,
     TextIndex,
 )
-from penstock.services.worker.speculation.text_proposers import NgramProposer, SuffixProposer
+from penstock.services.worker.speculation.text_proposers import (
+    MOST_INDEXED,
+    NgramProposer,
+    SuffixProposer,
+)
 from tests.counted import instructions
 
 
@@ -74,6 +78,7 @@ def test_outputs_are_found_by_their_corpus_alone_and_never_joined() -> None:
         begun(proposer, [1], slot, corpus)
         proposer.took(slot, [10 + slot, 11, 12, 13, 14, 15, 16, 17])
         proposer.forget(slot)
+    proposer.next_step()
     begun(proposer, [3, 11, 12, 13], corpus=b"a")
     draft = proposer.propose(0, 20)
     assert draft is not None and draft.source == "finished"
@@ -85,10 +90,12 @@ def test_outputs_are_found_by_their_corpus_alone_and_never_joined() -> None:
 def test_what_was_used_least_recently_goes_first_and_no_corpus_has_all() -> None:
     kept = FinishedOutputs(most=400)
     kept.add(b"large", list(range(1_000)))
+    kept.index(1_000)
     index = kept.of(b"large")
     assert index is not None and len(index) == 100
     for name in (b"1", b"2", b"3", b"4"):
         kept.add(name, list(range(99)))
+        kept.index(100)
     assert kept.of(b"large") is None and kept.of(b"1") is not None
     assert kept.num_tokens == 400
 
@@ -134,7 +141,9 @@ def test_a_step_costs_the_same_whatever_and_however_long_the_text(name: str) -> 
         proposer.took(0, text)
         proposer.forget(0)
         begun(proposer, text[:length])
-        proposer.propose(0, 8)  # what it began with is indexed
+        for _ in range(0, 2 * length, MOST_INDEXED // 2):  # what it began with is indexed
+            proposer.next_step()
+            proposer.propose(0, 8)
         for token in text[length:]:
             proposer.took(0, [token])
             most = max(most, instructions(lambda: proposer.propose(0, 8)))  # noqa: B023
@@ -148,8 +157,41 @@ def test_twenty_bytes_a_token_are_the_most(name: str) -> None:
     text = texts(2_000)[name]
     for _ in range(60):
         kept.add(b"a", text)
+        kept.index(len(text))
     # 20,000,000 tokens, 10,000 outputs of 2,000, are then less than 400 MB.
     assert kept.num_bytes <= 20 * 100_000
+
+
+def test_a_step_indexes_a_bounded_piece_of_all_long_texts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And drafts of a text are made once all of it is indexed, as if it had been at once."""
+    pieces: list[int] = []
+    extend = TextIndex.extend
+
+    def counted(index: TextIndex, more: array[int]) -> None:
+        pieces.append(len(more))
+        extend(index, more)
+
+    monkeypatch.setattr(TextIndex, "extend", counted)
+    proposer, text = SuffixProposer(most_finished=100_000), texts(9_000)["random"]
+    begun(proposer, [1], slot=5)
+    proposer.took(5, text[:5_000])
+    proposer.forget(5)
+    for slot in (0, 1):
+        begun(proposer, [*text, *text[100:110]], slot)
+    begun(proposer, [*text[:20], *text[:5]], slot=2)
+    steps = 0
+    while (draft := proposer.propose(1, 4)) is None:
+        assert sum(pieces) <= MOST_INDEXED + 32
+        pieces.clear()
+        proposer.next_step()
+        proposer.propose(0, 4)
+        short = proposer.propose(2, 4)
+        assert short is not None and short.tokens == text[5:9], "it does not wait for the others"
+        steps += 1
+    assert draft.tokens == text[110:114]
+    assert 2 * 9_000 // MOST_INDEXED <= steps <= 3 * 9_000 // MOST_INDEXED
 
 
 def test_what_single_steps_draw_is_shown_in_its_order_before_slots_change() -> None:

@@ -15,14 +15,20 @@ FP8_CAPABILITY = (8, 9)
 
 def check_kv_cache(config: Config, device: torch.device) -> None:
     """Raises ``ConfigError`` where the device, or the ranks on it, cannot."""
+    if config.cache.kv_cache_dtype == "auto" or device.type == "cpu":
+        return
+    import torch
+
+    check_for_gpu(config, torch.cuda.get_device_capability(device))
+
+
+def check_for_gpu(config: Config, capability: tuple[int, int]) -> None:
+    """The same, of a GPU of this compute capability, which need not be there."""
     kind = config.cache.kv_cache_dtype
-    if kind == "auto" or device.type == "cpu":
+    if kind == "auto":
         return
     if reason := refused_on_gpus(config):
         raise ConfigError(f"--kv-cache-dtype {kind} {reason}")
-    import torch
-
-    capability = torch.cuda.get_device_capability(device)
     if config.cache.kv_kind == "fp8" and capability < FP8_CAPABILITY:
         raise ConfigError(
             f"--kv-cache-dtype {kind} needs a GPU of compute capability 8.9, and this one has "

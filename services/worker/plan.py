@@ -28,6 +28,7 @@ from penstock.services.worker.gpu.static_memory import (
     of_profile,
 )
 from penstock.services.worker.gpus import GPUS, Gpu
+from penstock.services.worker.kv_cache_checks import check_for_gpu
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import (
@@ -292,6 +293,8 @@ def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
                 f"{error} (--load-format dummy plans by its config.json alone)"
             ) from None
     planner = Planner(info, planned_device(config, gpu))
+    if not planner.device.is_cpu:
+        check_for_gpu(config, planner.device.capability)
     beside = planner.beside_kv(config)
     estimate = _ESTIMATE if read_shape(info, config).estimated else []
     try:

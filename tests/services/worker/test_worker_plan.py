@@ -237,3 +237,11 @@ def test_for_a_gpu_kv_memory_of_a_byte_is_suggested_where_it_is_not_refused(
     text, code = planned(tmp_path, LLAMA_8B, "--gpu", "h100", *beside)
     assert code == 0
     assert ("--kv-cache-dtype int8:" in text) == (not beside)
+
+
+def test_a_plan_refuses_kv_memory_of_a_byte_where_a_worker_does(tmp_path: Path) -> None:
+    text, code = planned(tmp_path, LLAMA_8B, "--gpu", "a100", "--kv-cache-dtype", "fp8")
+    assert code == 2
+    assert (
+        "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9, and this one has 8.0" in text
+    )

@@ -15,6 +15,11 @@ than these the device is busy for longer, and in less large ones of large models
 MOST_LAYER_OPERATIONS = 800e9
 """... as many in the products of a layer take an H200 a millisecond, at 800 TFLOP/s, and others
 longer: twice what the host takes to launch its kernels."""
+SPARE_TILES = 16
+"""Tiles of prefill attention beyond those of the rows, and one for 64 rows: each chunk may begin
+another one."""
+LEAST_TILES = SPARE_TILES + 1
+"""So many chunks of up to a tile fit into the graph of any mixed step that has one."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]

@@ -21,7 +21,7 @@ import torch
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.graph_sizes import GraphSizes
+from penstock.services.worker.gpu.graph_sizes import SPARE_TILES, GraphSizes
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 
@@ -31,9 +31,6 @@ than that nothing is saved."""
 ROW_UNITS = [4096, 512, 1024, 256, 256, 128]
 """What the scheduler is told of it, see ``StepShape.row_units``; not finer than ``MIXED_ROWS``. 556
 tokens of prefill beside 14 decode rows take 16.2 ms, 498 take 13.8 (Qwen3-8B, H200)."""
-SPARE_TILES = 16
-"""Tiles of prefill attention beyond those of the rows, and one for 64 rows: each chunk may begin
-another one."""
 
 
 def _padded(sizes: list[int], rows: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import SpeculativeProposer
 from penstock.services.worker.speculation.step_costs import DraftBudget
@@ -50,5 +51,9 @@ def _budget(sizes: EngineSizes, *, on_gpu: bool) -> DraftBudget:
     if not on_gpu:
         return DraftBudget(sizes.max_num_batched_tokens)
     return DraftBudget(
-        sizes.max_num_seqs, apart=True, least_gain=GPU_LEAST_GAIN, tried_every=GPU_TRIED_EVERY
+        sizes.max_num_seqs,
+        apart=True,
+        least_gain=GPU_LEAST_GAIN,
+        tried_every=GPU_TRIED_EVERY,
+        most_drafted=LEAST_TILES,  # each is a chunk, and a step without a graph takes the host long
     )

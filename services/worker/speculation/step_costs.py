@@ -120,15 +120,18 @@ class DraftBudget:
         apart: bool = False,
         least_gain: float = LEAST_GAIN,
         tried_every: int = TRIED_EVERY,
+        most_drafted: int | None = None,
     ) -> None:
         """most_rows: decode rows of a step, drafts included, at most; apart: steps with drafts are
-        computed otherwise than those without, so that they are measured apart."""
+        computed otherwise than those without, so that they are measured apart; most_drafted:
+        sequences with drafts in a step; ``None``: any number."""
         self.costs = StepCosts()
         """Of steps without drafts."""
         self.drafted_costs = StepCosts() if apart else self.costs
         self.lead_seconds = 0.0
         """What the next step costs beside itself if it has drafts."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
+        self._most_drafted = most_drafted
         self._balance, self._rests = 0.0, 0
         """What drafts have gained lately, in steps, and for how many steps there are none."""
         self._kinds: dict[tuple[str, int], Acceptance] = {}
@@ -184,6 +187,7 @@ class DraftBudget:
                 chance *= share
                 chances.append((chance, at))
         chances.sort(key=lambda one: -one[0])
+        chances = self._of_few(chances)
         expected, best, count = float(rows), (1 + self._least_gain) * rows / alone, 0
         for number, (chance, _) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
             expected += chance
@@ -194,11 +198,24 @@ class DraftBudget:
             chosen[at] += 1
         if not count:
             self._refused += 1
-            if self._refused >= self._tried_every and rows + len(candidates) <= self._most_rows:
+            tried = min(len(candidates), self._most_drafted or len(candidates))
+            if self._refused >= self._tried_every and rows + tried <= self._most_rows:
                 if not under_way:
                     self._refused = 0
-                return [1] * len(candidates)
+                return [int(at < tried) for at in range(len(candidates))]
         return chosen
+
+    def _of_few(self, chances: list[tuple[float, int]]) -> list[tuple[float, int]]:
+        """Drafts, the likeliest first, of no more candidates than may have any."""
+        most, having = self._most_drafted, set[int]()
+        if most is None or len(chances) <= most:
+            return chances
+        found = []
+        for one in chances:
+            if len(having) < most or one[1] in having:
+                having.add(one[1])
+                found.append(one)
+        return found
 
     def found_none(self) -> None:
         """A step that was chosen for with tokens under way has no candidate now that they are

@@ -10,11 +10,12 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
+from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
 from penstock.services.worker.planned_step import PlannedStep
 from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
-from penstock.services.worker.speculation.setup import make_drafting
+from penstock.services.worker.speculation.setup import GPU_TRIED_EVERY, make_drafting
 from penstock.services.worker.speculation.step_costs import (
     TRIED_EVERY,
     Acceptance,
@@ -137,6 +138,24 @@ def test_a_gpu_has_logits_of_as_many_rows_as_it_has_sequences() -> None:
         assert sum(drafting.budget.choose(1, rows)) <= seqs - 1
     with pytest.raises(ConfigError, match=r"--speculative suffix.*--max-num-seqs 1 .*or more"):
         drafting_of("suffix", device="cuda", seqs=1)
+
+
+def test_a_step_on_a_gpu_drafts_for_as_many_sequences_as_a_graph_has_tiles_for() -> None:
+    """The likeliest; and a trial has no more."""
+    for seconds, drafts in ((1e-3, 3), (1.0, 1)):
+        drafting = drafting_of("suffix", device="cuda", seqs=256)
+        assert drafting is not None
+        budget = drafting.budget
+        budget.costs.observe(60, 1e-3)
+        for size in (60, 256):
+            budget.drafted_costs.observe(size, seconds)
+        rows = [Candidate(row, Draft([1] * 3, OWN, 8), 0.9 + row / 1000) for row in range(60)]
+        chosen = [budget.choose(60, rows) for _ in range(GPU_TRIED_EVERY)]
+        most = max(chosen, key=sum)
+        assert {count for one in chosen for count in one} == {0, drafts}
+        assert sum(map(bool, most)) == LEAST_TILES
+        if seconds < 1:
+            assert all(most[-LEAST_TILES:])
 
 
 def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them() -> None:

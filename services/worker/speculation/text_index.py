@@ -26,6 +26,8 @@ MOST_MATCH = 32
 END = -1
 """Stands between texts: nothing matches it, and no draft goes over it."""
 _LEAST_BITS, _MOST_BITS = 6, 22
+_PIECE = 2048
+"""Tokens that are entered in a widened table at once, then with each ``extend``."""
 _BULK = 32
 """So many tokens and more are appended by operations on arrays."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
@@ -60,17 +62,21 @@ class TextIndex:
         self._before = array("i")
         self._latest = array("i", [-1]) * (1 << _LEAST_BITS)
         self._mask = (1 << _LEAST_BITS) - 1
+        self._narrow: array[int] | None = None
+        """The table that was widened last, for tokens below ``_rest``: the others are entered."""
+        self._narrow_mask = self._rest = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
     def num_bytes(self) -> int:
-        return 4 * (2 * len(self.tokens) + len(self._latest))
+        narrow = len(self._narrow) if self._narrow is not None else 0
+        return 4 * (2 * len(self.tokens) + len(self._latest) + narrow)
 
     def reserve(self, count: int) -> None:
-        """Make the table of an empty index as large as so many tokens need, so that it is not
-        made anew while they come."""
+        """Make an empty table as large as so many tokens need. Of an empty index, so that it is
+        not made anew while they come."""
         bits = min(max(_LEAST_BITS, (min(count, self.most) - 1).bit_length()), _MOST_BITS)
         self._mask = (1 << bits) - 1
         self._latest = array("i", [-1]) * (1 << bits)
@@ -82,7 +88,7 @@ class TextIndex:
             tokens.append(token)
             self._before.append(-1)
             if end > self._mask and self._mask < (1 << _MOST_BITS) - 1:
-                self._widen()
+                self._widen(end)
         else:
             tokens[end] = token
             self._before[end] = -1
@@ -90,8 +96,15 @@ class TextIndex:
         if end + 1 < self.ngram or token < 0:
             return
         place = self._hash(tokens[end + 1 - self.ngram : end + 1])
-        self._before[end] = self._latest[place]
+        self._before[end] = self._head(place)
         self._latest[place] = end
+
+    def _head(self, place: int) -> int:
+        """The latest token with a hash; -1: none."""
+        head = self._latest[place]
+        if head < 0 and self._narrow is not None:
+            return self._narrow[place & self._narrow_mask]
+        return head
 
     def extend(self, more: Sequence[int] | Tokens) -> None:
         """Add tokens in their order; of more than ``most`` the last ones."""
@@ -104,6 +117,8 @@ class TextIndex:
                     self.append(int(token))
             else:
                 self._extend(np.asarray(part, np.int32))
+        if self._narrow is not None:
+            self._enter(_PIECE)
 
     def find(self, text: array[int], own: bool = False) -> Match | None:
         """The place that has most in common with the end of ``text``, of those looked at; the
@@ -111,7 +126,7 @@ class TextIndex:
         ngram, tokens = self.ngram, self.tokens
         if len(text) < ngram or (own and self.end < ngram):
             return None
-        place = self._latest[self._hash(text[len(text) - ngram :])]
+        place = self._head(self._hash(text[len(text) - ngram :]))
         if own and place == self.end - 1:
             place = self._before[place]
         best, longest = -1, ngram - 1
@@ -165,7 +180,7 @@ class TextIndex:
         self.tokens.extend([0] * grown)
         self._before.extend([-1] * grown)
         np.frombuffer(self.tokens, np.int32)[end : end + count] = more
-        while len(self.tokens) > self._mask + 1 and self._mask < (1 << _MOST_BITS) - 1:
+        if len(self.tokens) > self._mask + 1 and self._mask < (1 << _MOST_BITS) - 1:
             self._widen(end)
         self.end = (end + count) % self.most
         begin = max(0, end - self.ngram + 1)
@@ -186,21 +201,39 @@ class TextIndex:
         first = np.ones(len(ends), np.bool_)
         first[1:] = places[1:] != places[:-1]
         before[ends[1:]] = ends[:-1]
-        before[ends[first]] = latest[places[first]]
+        heads = latest[places[first]]
+        if self._narrow is not None:
+            narrow = np.frombuffer(self._narrow, np.int32)[places[first] & self._narrow_mask]
+            heads = np.where(heads < 0, narrow, heads)
+        before[ends[first]] = heads
         last = np.ones(len(ends), np.bool_)
         last[:-1] = first[1:]
         latest[places[last]] = ends[last]
 
-    def _widen(self, count: int | None = None) -> None:
-        """Twice as many hashes. What had the same one stays in one chain: a search tells apart.
-        count: tokens that are indexed; all by default."""
-        self._mask = 2 * self._mask + 1
-        self._latest = array("i", [-1]) * (self._mask + 1)
-        tokens = np.frombuffer(self.tokens, np.int32)[:count]
+    def _widen(self, count: int) -> None:
+        """As many hashes as there are tokens. What had the same one stays in one chain: a search
+        tells apart. count: tokens that are indexed."""
+        if self._narrow is not None:
+            self._enter(self._rest)
+        self._narrow, self._narrow_mask, self._rest = self._latest, self._mask, count
+        self.reserve(len(self.tokens))
+        self._enter(_PIECE)
+
+    def _enter(self, most: int) -> None:
+        """Enter up to so many tokens that the widened table lacks, the latest first: it takes
+        some milliseconds for a hundred thousand."""
+        end = self._rest
+        begin = max(0, end - most)
+        first = max(0, begin - self.ngram + 1)
+        tokens = np.frombuffer(self.tokens, np.int32)[first:end]
+        latest = np.frombuffer(self._latest, np.int32)
         places = self._hashes(tokens)
-        ends = np.arange(len(places)) + self.ngram - 1
-        known = tokens[self.ngram - 1 :] >= 0
-        np.frombuffer(self._latest, np.int32)[places[known]] = ends[known]
+        ends = np.arange(len(places)) + first + self.ngram - 1
+        wanted = (tokens[self.ngram - 1 :] >= 0) & (latest[places] < 0)
+        latest[places[wanted]] = ends[wanted]
+        self._rest = begin
+        if not begin:
+            self._narrow = None
 
 
 def _common(tokens: array[int], place: int, text: array[int]) -> int:

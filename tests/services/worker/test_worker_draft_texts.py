@@ -7,6 +7,7 @@ from array import array
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
@@ -19,6 +20,7 @@ from penstock.services.worker.speculation.text_index import (
     MOST_MATCH,
     Match,
     TextIndex,
+    Tokens,
 )
 from penstock.services.worker.speculation.text_proposers import (
     MOST_INDEXED,
@@ -115,6 +117,30 @@ def test_one_by_one_and_many_at_once_find_the_same(name: str, ngram: int) -> Non
     for end in range(310, 700):
         asked = array("i", text[end - 2 * MOST_MATCH : end])
         assert single.find(asked) == bulk.find(asked)
+
+
+def test_a_table_is_widened_in_pieces_and_texts_are_found_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[int] = []
+    right: list[bool] = []
+    hashes = TextIndex._hashes
+
+    def counted(index: TextIndex, tokens: Tokens) -> npt.NDArray[np.int64]:
+        hashed.append(len(tokens))
+        return hashes(index, tokens)
+
+    monkeypatch.setattr(TextIndex, "_hashes", counted)
+    text, index, piece = texts(40_000)["random"], TextIndex(30_000), 1_000
+    for begin in range(0, len(text), piece):
+        hashed.clear()
+        index.extend(text[begin : begin + piece])
+        assert sum(hashed) <= 5 * 2_048
+        for end in (begin + piece - 1, begin + 7, begin - 5_100, begin - 28_100):
+            if end > MOST_MATCH:
+                found = index.find(array("i", text[end - MOST_MATCH : end]))
+                right.append(found is not None and found.at == end % 30_000)
+    assert len(right) > 100 and right.count(False) <= 2, "few chains are longer than a search"
 
 
 @pytest.mark.parametrize("name", texts(1))

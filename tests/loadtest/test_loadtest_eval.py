@@ -81,9 +81,14 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, {"choices": [{"message": {"content": content}}], "usage": usage})
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """All of an evaluation's connections may come at once; of more than so many some are reset."""
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

@@ -67,10 +67,7 @@ def run(
     ``AddressError``, ``SecurityError`` and ``ConfigError`` before any process is started.
     """
     began = time.monotonic() if began is None else began
-    configs = [_of_folder(one) for one in configs]
-    if configs[0].launch.executor == "ray":
-        connect(configs[0])
-        configs = [on_ray(configs[0])]
+    configs = _placed(configs)
     config = configs[0]
     people = _for_people(config)
     with contextlib.ExitStack() as stack:
@@ -95,10 +92,9 @@ def run(
             making = LaterModels(configs, children, configure, registration)
             models = _model_set(configs, children, making, members, log, first)
         lines, tls = _startup_lines(config, log), bool(config.server.tls_cert)
-        started = children.all if first is None else children.without_engines
-        if models is not None:
-            asleep = models.asleep
-            started = [child for child in started if child not in asleep]
+        asleep = [] if models is None else models.asleep
+        awake = children.all if first is None else children.without_engines
+        started = [child for child in awake if child not in asleep]
         _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
             started,
@@ -124,6 +120,15 @@ def run(
             return supervise(supervisor, before_error=lines.clear)
         first.add = supervisor.add
         return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+
+
+def _placed(configs: Sequence[Config]) -> list[Config]:
+    """With what the folders and the hosts of Ray say."""
+    found = [_of_folder(one) for one in configs]
+    if found[0].launch.executor != "ray":
+        return found
+    connect(found[0])
+    return [on_ray(found[0])]
 
 
 def _startup_lines(config: Config, log: Logger) -> StartupLines:

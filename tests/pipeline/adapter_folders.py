@@ -14,21 +14,6 @@ from torch import Tensor
 PREFIX = "base_model.model."
 
 
-def linears_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of the linear layers of a checkpoint of Llama's kind."""
-    config = json.loads((folder / "config.json").read_text())
-    hidden, width, dim = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
-    queries, keys = (config[f"num_{kind}_heads"] * dim for kind in ("attention", "key_value"))
-    sizes = {
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (width, hidden), "mlp.up_proj": (width, hidden),
-        "mlp.down_proj": (hidden, width),
-    }  # fmt: skip
-    layers = range(config["num_hidden_layers"])
-    return {f"model.layers.{at}.{name}": size for at in layers for name, size in sizes.items()}
-
-
 def write_adapter(
     folder: Path,
     modules: dict[str, tuple[int, int]],

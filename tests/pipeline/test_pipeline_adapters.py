@@ -13,10 +13,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from adapter_folders import linears_of, write_adapter
+from adapter_folders import write_adapter
 from clients import Answer, ask, take_event
 from served import SMALL, Served, served
 from victims import find
+
+from penstock.loadtest.make_adapters import linear_sizes
 
 NAMES = ("mill", "wheel")
 PROMPT = "The water wheel turns because"
@@ -28,7 +30,7 @@ CHAT = [{"role": "user", "content": "Hello"}]
 def flags(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root, found = tmp_path_factory.mktemp("adapters"), []
     for seed, name in enumerate(NAMES):
-        folder = write_adapter(root / name, linears_of(small_model), seed=seed)
+        folder = write_adapter(root / name, linear_sizes(small_model), seed=seed)
         found += ["--lora", f"{name}={folder}"]
     return [str(small_model), *SMALL, "--served-model-name", "base", *found]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import Answer, ask
+from clients import ask_together
 from served import SMALL, Served, SharedServers
 
 BEAMS = {"prompt": "The mill", "max_tokens": 12, "use_beam_search": True}
@@ -19,14 +19,6 @@ BEAMS = {"prompt": "The mill", "max_tokens": 12, "use_beam_search": True}
 @pytest.fixture(scope="module")
 def server(small_model: Path, shared_server: SharedServers) -> Served:
     return shared_server(str(small_model), *SMALL)
-
-
-def asked(server: Served, *bodies: dict[str, Any], path: str = "/v1/completions") -> list[Answer]:
-    async def run() -> list[Answer]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
-            return await asyncio.gather(*(ask(session, server.url, one, path) for one in bodies))
-
-    return asyncio.run(run())
 
 
 def token_ids(server: Served, **body: Any) -> list[list[int]]:
@@ -47,8 +39,8 @@ def token_ids(server: Served, **body: Any) -> list[list[int]]:
 def test_the_likeliest_of_one_beam_is_the_greedy_answer_and_more_beams_are_ranked(
     server: Served,
 ) -> None:
-    greedy, one, three, two = asked(
-        server,
+    greedy, one, three, two = ask_together(
+        server.url,
         {"prompt": "The mill", "max_tokens": 12, "temperature": 0},
         BEAMS,
         {**BEAMS, "n": 3},
@@ -78,7 +70,7 @@ def test_what_a_search_does_not_do_is_refused_by_name(server: Served) -> None:
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
         ({"length_penalty": 11}, "length_penalty"),
     ]
-    answers = asked(server, *({**BEAMS, **body} for body, _ in cases))
+    answers = ask_together(server.url, *({**BEAMS, **body} for body, _ in cases))
     for (body, param), answer in zip(cases, answers, strict=True):
         assert answer.status == 400, body
         assert answer.error is not None and answer.error["param"] == param, answer.error

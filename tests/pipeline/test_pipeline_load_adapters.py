@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from adapter_folders import linears_of, write_adapter
+from adapter_folders import write_adapter
 from clients import Answer, take_event
 from served import SMALL, Served, added_key, served
 from victims import find
+
+from penstock.loadtest.make_adapters import linear_sizes
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TEXT = {"prompt": "The water wheel turns", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -62,7 +64,7 @@ def setup(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
     flags = (str(small_model), *SMALL, "--served-model-name", "base", "--max-loras", "4")
     with served(*flags, "--lora-dirs", str(dirs), "--keys-file", str(keys)) as server:
-        yield Setup(server, dirs, linears_of(small_model), root, ann)
+        yield Setup(server, dirs, linear_sizes(small_model), root, ann)
 
 
 def test_an_adapter_comes_is_replaced_and_goes(setup: Setup) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import Answer, ask, take_event
+from clients import Answer, ask_together, take_event
 from served import SMALL, Served, SharedServers
 
 CHAT = "/v1/chat/completions"
@@ -31,14 +31,6 @@ NEIGHBOUR = {"prompt": "The water wheel", "max_tokens": 150, "temperature": 0, "
 @pytest.fixture(scope="module")
 def server(small_model: Path, shared_server: SharedServers) -> Served:
     return shared_server(str(small_model), *SMALL)
-
-
-def asked(server: Served, *bodies: dict[str, Any], path: str = "/v1/completions") -> list[Answer]:
-    async def run() -> list[Answer]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=90)) as session:
-            return await asyncio.gather(*(ask(session, server.url, one, path) for one in bodies))
-
-    return asyncio.run(run())
 
 
 def check_person(text: str) -> None:
@@ -69,7 +61,7 @@ def test_an_answer_that_ends_is_valid_json_of_its_schema(
         for number in range(4)
     ]
     ended = 0
-    for answer in asked(server, *bodies, path=CHAT):
+    for answer in ask_together(server.url, *bodies, path=CHAT):
         assert answer.status == 200 and answer.error is None, answer.error
         for choice, text in answer.text.items():
             if answer.finish[choice] == "stop":
@@ -92,17 +84,17 @@ def test_regexes_choices_and_grammars_are_followed(
     server: Served, wanted: dict[str, Any], pattern: str
 ) -> None:
     body = {"prompt": "Say: ", "max_tokens": 300, "structured_outputs": wanted}
-    for answer in asked(server, *({**body, "seed": seed} for seed in range(5))):
+    for answer in ask_together(server.url, *({**body, "seed": seed} for seed in range(5))):
         assert answer.status == 200, answer.error
         if answer.finish[0] == "stop":
             assert re.fullmatch(pattern, answer.text[0]), answer.text[0]
 
 
 def test_rows_with_grammars_change_nothing_for_a_neighbour(server: Served) -> None:
-    (alone,) = asked(server, NEIGHBOUR)
+    (alone,) = ask_together(server.url, NEIGHBOUR)
     body = {"prompt": "x", "max_tokens": 120, "response_format": FORMAT}
     others = [{**body, "seed": seed, "presence_penalty": 1.5} for seed in range(6)]
-    *_, neighbour = asked(server, *others, NEIGHBOUR)
+    *_, neighbour = ask_together(server.url, *others, NEIGHBOUR)
     assert neighbour.text == alone.text
 
 
@@ -122,7 +114,7 @@ def test_rows_with_grammars_change_nothing_for_a_neighbour(server: Served) -> No
 def test_a_grammar_holds_beside_other_parameters(server: Served, fields: dict[str, Any]) -> None:
     pattern = "([a-z]{2} ){1,4}[0-9]{3}"
     body = {"prompt": "x", "max_tokens": 60, "seed": 4, "structured_outputs": {"regex": pattern}}
-    plain, streamed = asked(server, body | fields, body | fields | {"stream": True})
+    plain, streamed = ask_together(server.url, body | fields, body | fields | {"stream": True})
     assert (plain.status, streamed.status) == (200, 200), plain.error
     assert plain.text == streamed.text
     text = plain.text[0].removeprefix("x" if fields.get("echo") else "")
@@ -134,7 +126,7 @@ def test_a_grammar_holds_beside_other_parameters(server: Served, fields: dict[st
 @pytest.mark.parametrize("field", [{"allowed_token_ids": [5, 6]}, {"bad_words": ["a"]}])
 def test_what_could_leave_no_token_is_refused(server: Served, field: dict[str, Any]) -> None:
     body = {"prompt": "x", "max_tokens": 5, "structured_outputs": {"regex": "a+"}}
-    (answer,) = asked(server, body | field)
+    (answer,) = ask_together(server.url, body | field)
     assert answer.status == 400
     assert answer.error is not None and answer.error["param"] == "structured_outputs"
 

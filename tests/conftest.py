@@ -96,7 +96,7 @@ def shared_server(group: ExitStack) -> Any:
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of random weights."""
-    from penstock.loadtest.make_model import make_model
+    from penstock.loadtest.models.make_model import make_model
 
     folder: Path = make_model(tmp_path_factory.mktemp("models") / "small", hidden_size=32)
     return folder

@@ -148,6 +148,14 @@ def test_commands_import_of_services_only_the_workers_lists_of_architectures() -
             assert not service or within(module, allowed), f"{path} imports {module}"
 
 
+def test_what_is_shipped_imports_no_study() -> None:
+    """They stay in the source tree, so a command of the wheel would not find them."""
+    for path, tree in sources(*SHIPPED):
+        if not str(path).startswith("loadtest/studies/"):
+            found = [name for name in imported(tree, package_of(path)) if ".studies" in name]
+            assert not found, f"{path} imports {found}"
+
+
 def test_kernels_is_a_folder_without_an_init_file() -> None:
     """transformers imports a package of that name when it finds one."""
     assert not (ROOT / "kernels" / "__init__.py").exists()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loadtest import bench_serve
-from penstock.loadtest.compare_cpu_http import transformers_server
-from penstock.loadtest.make_model import make_model
-from penstock.loadtest.model_sizes import SIZES
+from penstock.loadtest.client import bench_serve
+from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.models.model_sizes import SIZES
+from penstock.loadtest.studies.compare_cpu_http import transformers_server
 
 pytest.importorskip("fastapi", reason="`pip install 'transformers[serving]'` brings the server")
 

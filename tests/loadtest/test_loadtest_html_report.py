@@ -12,14 +12,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.loadtest import bench, bench_report
-from penstock.loadtest.html_report import COLUMNS, COMPARED, html_report
-from penstock.loadtest.load import Outcome
-from penstock.loadtest.report_style import STYLE
-from penstock.loadtest.result_files import BadResult, ReadRun, by_server, read_results
-from penstock.loadtest.results import summarise
-from penstock.loadtest.svg_plot import HEIGHT, Line, plot, shown, ticks
-from penstock.loadtest.time_bins import quantiles, timeline
+from penstock.loadtest import bench
+from penstock.loadtest.client.load import Outcome
+from penstock.loadtest.client.results import summarise
+from penstock.loadtest.client.time_bins import quantiles, timeline
+from penstock.loadtest.reports import bench_report
+from penstock.loadtest.reports.html_report import COLUMNS, COMPARED, html_report
+from penstock.loadtest.reports.report_style import STYLE
+from penstock.loadtest.reports.result_files import BadResult, ReadRun, by_server, read_results
+from penstock.loadtest.reports.svg_plot import HEIGHT, Line, plot, shown, ticks
 
 
 def result(concurrency: int, *, step: float = 0.01, **fields: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mock_server import SMALL, in_some_moment, mock_server, seen
 
-from penstock.loadtest import bench_serve
+from penstock.loadtest.client import bench_serve
 
 TTFT_MS, ITL_MS = 800.0, 100.0
 """So long that the milliseconds by which a busy machine is late are no 2 %."""

@@ -17,7 +17,7 @@ from clients import Answer, take_event
 from served import SMALL, Served, added_key, served
 from victims import find
 
-from penstock.loadtest.make_adapters import linear_sizes
+from penstock.loadtest.models.make_adapters import linear_sizes
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TEXT = {"prompt": "The water wheel turns", "max_tokens": 24, "temperature": 0, "ignore_eos": True}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive

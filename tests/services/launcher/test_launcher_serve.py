@@ -22,7 +22,7 @@ import psutil
 import pytest
 from counted import cpu_seconds, wakes
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.services.launcher.builtin_model import builtin_model
 
 PATIENCE = 30.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from chat_templates import CHATML, THINKING
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.output.family import THINK_TAGS
 from penstock.services.tokenizer.text_model import TextModel

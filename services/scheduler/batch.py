@@ -73,6 +73,7 @@ class RunningBatch:
         slot = heapq.heappop(self._free_slots) if self._micro_batches == 1 else self._evenly()
         sequence.slot = slot
         sequence.decoding = False
+        sequence.num_noted = 0
         self._slots[slot] = sequence
         self.sequences[sequence.number] = sequence
 

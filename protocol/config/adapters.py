@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from penstock.protocol.config.fields import Config
+from penstock.protocol.config.fields import Config, LoadingConfig
 from penstock.protocol.shown_values import show
 
 MAX_NAME = 256
@@ -28,6 +28,11 @@ def named_folders(config: Config) -> list[NamedFolder]:
     """The adapters that a server begins with; of a configuration without contradictions."""
     pairs = (one.partition("=") for one in config.loading.lora)
     return [NamedFolder(name, Path(os.path.expanduser(path))) for name, _, path in pairs]
+
+
+def most_loaded(loading: LoadingConfig) -> int:
+    """Adapters that may be loaded at once, on the device or not."""
+    return loading.max_loras if loading.max_cpu_loras is None else loading.max_cpu_loras
 
 
 def taken_names(config: Config) -> frozenset[str]:
@@ -66,8 +71,17 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
-    if len(given) > loading.max_loras and loading.lora_required:
-        yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
+    most = most_loaded(loading)
+    if most < loading.max_loras:
+        yield (
+            f"--max-cpu-loras {most} is less than --max-loras {loading.max_loras}: an adapter on "
+            "the device is in the host's memory, too"
+        )
+    if len(given) > most and loading.lora_required:
+        yield (
+            f"--lora is given {len(given)} times, more than --max-cpu-loras {most} (which is "
+            f"--max-loras {loading.max_loras} unless it is given)"
+        )
     if len(config.model.models) > 1:
         yield (
             f"{flag} with {len(config.model.models)} models: adapters belong to one model; serve "

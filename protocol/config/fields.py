@@ -325,8 +325,12 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="End at the start where an adapter of --lora cannot be loaded."),
     ] = True
     max_loras: Annotated[
-        int, Meta(ge=1, le=1024, description="Most adapters that are loaded at once.")
+        int, Meta(ge=1, le=1024, description="Most adapters on the device at once.")
     ] = 8
+    max_cpu_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Most adapters that are loaded; default: --max-loras."),
+    ] = None
     max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
         64
     )

@@ -128,6 +128,10 @@ class Offers(NamedTuple):
     """To generate included."""
     adapters: Collection[str] | None = None
     """Digests of those that are loaded."""
+    places: int | None = None
+    """Adapters that may be on the device at once."""
+    resident: Collection[str] = ()
+    """Digests of those that were when the worker attached."""
 
     def lacks(self, head: RequestHead) -> str:
         """Why a request should have gone to another engine, in words; empty: it should not. The

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.adapters import named_folders
+from penstock.protocol.config.adapters import most_loaded, named_folders
 from penstock.protocol.config.fields import LoadingConfig
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
@@ -116,13 +116,14 @@ def load_adapters(
 
 
 def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
+    places, most = loading.max_loras, most_loaded(loading)
     if not in_places:
-        model.adapters = ModelAdapters(model, loading.max_loras)
+        model.adapters = ModelAdapters(model, places, most)
         return model.adapters
     from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 
     with torch.inference_mode():
-        return DeviceAdapters(model, loading.max_loras, loading.max_lora_rank)
+        return DeviceAdapters(model, places, most, loading.max_lora_rank)
 
 
 @contextlib.contextmanager

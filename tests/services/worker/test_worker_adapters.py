@@ -14,7 +14,7 @@ import torch
 from adapter_folders import write_adapter
 from plan_driver import PlanDriver
 from ranks_in_threads import ranks_of
-from tiny_adapters import CPU, adapted, merge, modules_of, settings_for
+from tiny_adapters import CPU, adapted, come, merge, modules_of, settings_for
 from tiny_models import make_model, some_prompts
 from torch import Tensor
 
@@ -22,9 +22,10 @@ from penstock.kernels.low_rank import AdapterRows
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
+    AdapterBrought,
     AdapterLoaded,
+    BringAdapter,
     Chunk,
-    LoadAdapter,
     NewSlot,
     SlotSampling,
     StepPlan,
@@ -213,14 +214,15 @@ def test_ranks_choose_the_tokens_of_one_device(
 def test_quantized_weights_get_what_plain_ones_do(tiny_folder: Folder, tmp_path: Path) -> None:
     info = read_model_info(tiny_folder("llama"))
     decoder = load_model(info, torch.float32, CPU, print, online="int8")
-    adapters, generator = ModelAdapters(decoder, 2), torch.Generator().manual_seed(0)
+    adapters, generator = ModelAdapters(decoder, 2, 2), torch.Generator().manual_seed(0)
     size = adapters.sizes["model.layers.0.self_attn.k_proj"]
     pair = LowRankPair(
         torch.randn(3, size.inputs, generator=generator),
         torch.randn(size.outputs, 3, generator=generator),
         0.5,
     )
-    number = adapters.add(ReadAdapter("d", {"model.layers.0.self_attn.k_proj": pair}))
+    adapters.add(ReadAdapter("d", {"model.layers.0.self_attn.k_proj": pair}))
+    number = adapters.numbers["d"]
     decoder.adapters = adapters
     decoder.prepare(64)
     product = adapters.layers[0].qkv
@@ -246,20 +248,48 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
     decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
-    adapters = ModelAdapters(decoder, 2)
-    numbers = [adapters.add(ReadAdapter(digest, {})) for digest in ("a", "b", "a")]
-    assert numbers == [1, 2, 1]
-    with pytest.raises(RuntimeError, match="2 adapters are loaded"):
+    adapters = ModelAdapters(decoder, 1, 2)
+    for digest in ("a", "b", "a"):
+        adapters.add(ReadAdapter(digest, {}))
+    assert list(adapters.held) == ["a", "b"] and adapters.numbers == {"a": 1}
+    with pytest.raises(RuntimeError, match=r"2 adapters are loaded, .* allows 2"):
         adapters.add(ReadAdapter("c", {}))
-    adapters.remove("a")
-    assert adapters.add(ReadAdapter("c", {})) == 1
     # One that takes the place of another comes before that has left.
-    assert adapters.place("d", {}, replaces=True) == 3
-    with pytest.raises(RuntimeError, match="3 adapters are loaded, and --max-loras allows 2"):
-        adapters.place("e", {}, replaces=True)
-    adapters.remove("c")
-    with pytest.raises(RuntimeError, match="2 adapters are loaded"):
-        adapters.add(ReadAdapter("e", {}))
+    adapters.hold("d", {}, replaces=True)
+    with pytest.raises(RuntimeError, match="3 adapters are loaded"):
+        adapters.hold("e", {}, replaces=True)
+    adapters.remove("a")
+    adapters.remove("b")
+    adapters.add(ReadAdapter("c", {}))
+    assert list(adapters.held) == ["d", "c"] and adapters.numbers == {"c": 1}
+
+
+def test_what_leaves_on_its_way_to_a_place_does_not_arrive(tiny_folder: Folder) -> None:
+    """Nor does another one in the same place, whose filling began before."""
+    decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
+    adapters = ModelAdapters(decoder, 1, 3)
+    loader = AdapterLoader(adapters, 8)
+    for digest in "abc":
+        adapters.hold(digest, {})
+
+    def brought(*asked: str) -> list[AdapterBrought]:
+        for number, digest in enumerate(asked, 1):
+            loader.bring(BringAdapter(number, digest, []))
+        found: list[AdapterBrought] = []
+        while loader.busy or not found:
+            found += loader.brought()
+        return found
+
+    assert brought("a", "b", "a") == [AdapterBrought(3, "a")]
+    assert adapters.numbers == {"a": 1}
+    assert brought("a") == [AdapterBrought(1, "a")], "it is there already"
+    assert brought("c") == [AdapterBrought(1, "c")] and adapters.numbers == {"c": 1}
+    (refused,) = brought("d")
+    assert "not loaded" in refused.reason and not adapters.numbers
+    loader.bring(BringAdapter(1, "a", ["a"]))
+    loader.bring(BringAdapter(2, "b", ["a", "b"]))
+    (refused,) = (one for one in (*loader.brought(), *loader.brought()) if one.reason)
+    assert "all 1 places (--max-loras) are taken" in refused.reason
 
 
 def test_a_slot_without_its_adapter_fails_and_its_neighbours_do_not(
@@ -301,10 +331,10 @@ def come_and_go(turns: int, tiny_folder: Folder, tmp_path: Path) -> None:
     first = logits(executor, [prompt], [kept])[0]
 
     def load(folder: Path) -> AdapterLoaded:
-        loader.load(LoadAdapter("one", str(folder)))
-        while not (found := loader.finished()):
-            assert torch.equal(logits(executor, [prompt], [kept])[0], first)
-        return found[0]
+        return come(loader, folder, undisturbed)
+
+    def undisturbed() -> None:
+        assert torch.equal(logits(executor, [prompt], [kept])[0], first)
 
     def tensors() -> int:
         gc.collect()

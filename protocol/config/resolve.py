@@ -95,7 +95,8 @@ class Field(msgspec.Struct, frozen=True):
         try:
             return msgspec.convert(value, self.type, strict=False)
         except msgspec.ValidationError as error:
-            if isinstance(value, str) and str(error).startswith("Expected `int"):
+            misspelled = isinstance(value, str) and not value.removeprefix("-").isdecimal()
+            if misspelled and str(error).startswith("Expected `int"):
                 raise msgspec.ValidationError(f"{plain_error(error)}, {FORMS}") from None
             raise
 

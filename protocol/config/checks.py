@@ -25,7 +25,7 @@ from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sleep_checks import contradictions_of_sleep
-from penstock.protocol.config.sources import ConfigError, Provenance
+from penstock.protocol.config.sources import ConfigError, Provenance, with_places
 from penstock.protocol.config.speculation_checks import contradictions_of_speculation
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
@@ -50,7 +50,7 @@ def contradictions(
     info: ModelInfo | None = None,
 ) -> list[str]:
     """One line for each pair of settings that cannot both hold."""
-    return [
+    lines = [
         *_memory(config, sources),
         *contradictions_of_tiers(config),
         *contradictions_of_several(config),
@@ -64,6 +64,7 @@ def contradictions(
         *_model(config, sources, info),
         *_traces(config),
     ]
+    return [with_places(line, sources) for line in lines]
 
 
 _DEFAULTS = {

@@ -144,6 +144,20 @@ def test_drafts_go_with_gpus_and_are_refused_by_name_for_divided_models(source: 
     assert any("divided among 2 devices" in fault for fault in faults_of(divided))
 
 
+def test_a_contradiction_says_which_side_no_flag_has_given(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("num_kv_blocks = 10\n")
+    with pytest.raises(ConfigError) as error:
+        resolve(
+            GROUPS,
+            {"config": str(file), "kv_cache_memory_bytes": "1g", "device": "null"},
+            {"PENSTOCK_THREADS": "2"},
+        )
+    lines = str(error.value).splitlines()
+    assert any(line.endswith("(--threads: environment PENSTOCK_THREADS)") for line in lines), lines
+    assert any(line.endswith(f"(--num-kv-blocks: file {file})") for line in lines), lines
+
+
 def test_all_contradictions_are_reported_together() -> None:
     with pytest.raises(ConfigError) as error:
         resolve(

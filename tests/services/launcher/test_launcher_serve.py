@@ -449,6 +449,7 @@ def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
     wait_for(lambda: "ready" in server.text)
     server.remember()
     assert server.stop() == 0, server.text
+    assert "ends before it was ready" in server.text and "draining" not in server.text
     assert server.processes_left() == []
     assert os.listdir(server.runtime) == []
 

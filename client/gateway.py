@@ -100,16 +100,9 @@ class PipelineGateway:
     def open(self, work: Work, sink: Sink) -> int:
         """Send a request on its way; returns its id. While a part of the server is started again
         it waits on its way. Raises ``Overloaded`` when it cannot be sent."""
-        now, head = time.monotonic(), work.head
-        if not head.model and (models := self.models()):
-            head = msgspec.structs.replace(head, model=models[0].name)
-            work = msgspec.structs.replace(work, head=head)
-        if (adapted := self._adapted.get(head.model)) is not None:
-            if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
-                raise Overloaded(refused)
-            adapter = adapted.adapters[0].digest
-            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
-            work = msgspec.structs.replace(work, head=head)
+        now = time.monotonic()
+        work = self._addressed(work)
+        head = work.head
         if self.is_closed:
             raise self._unavailable(GOING_DOWN)
         known = self._models.get(head.model)
@@ -149,6 +142,19 @@ class PipelineGateway:
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
+
+    def _addressed(self, work: Work) -> Work:
+        """With the name of the model that computes it: of the first one where none is named, and of
+        an adapter's own. Raises ``Overloaded`` for what an adapter does not do."""
+        head = work.head
+        if not head.model and (models := self.models()):
+            head = msgspec.structs.replace(head, model=models[0].name)
+        if (adapted := self._adapted.get(head.model)) is not None:
+            if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
+                raise Overloaded(refused)
+            adapter = adapted.adapters[0].digest
+            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
+        return work if head is work.head else msgspec.structs.replace(work, head=head)
 
     async def known(self, name: str = "") -> None:
         began = time.monotonic()

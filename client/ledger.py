@@ -256,31 +256,20 @@ class ClientLedger:
         stale_ids: list[int] = []
         stale_attempts: list[int] = []
         rows = zip(
-            range(len(batch.ids)),
-            batch.ids,
-            batch.choices,
-            batch.attempts,
-            batch.indices,
-            batch.counts,
-            batch.texts,
-            batch.released,
-            strict=True,
-        )
+            range(len(batch.ids)), batch.ids, batch.choices, batch.attempts,
+            batch.indices, batch.counts, batch.texts, batch.released, strict=True,
+        )  # fmt: skip
         for row, request_id, number, attempt, index, count, text, released in rows:
             first = offset
             offset += 4 * count
             request = self.open.get(request_id)
-            if (
-                request is None
-                or request.submission != attempt >> ATTEMPT_BITS
-                or request.tokenizer != sender
+            if request is None or (
+                (request.submission != attempt >> ATTEMPT_BITS or request.tokenizer != sender)
+                and not self._adopt(request, sender, attempt)
             ):
-                if request is not None and self._adopt(request, sender, attempt):
-                    pass
-                else:
-                    stale_ids.append(request_id)
-                    stale_attempts.append(attempt)
-                    continue
+                stale_ids.append(request_id)
+                stale_attempts.append(attempt)
+                continue
             choice = request.choices.get(number)
             if choice is None or choice.ended or index < choice.count:
                 continue

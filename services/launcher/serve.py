@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,6 +39,7 @@ from penstock.services.launcher.listening import (
     url,
 )
 from penstock.services.launcher.model_set import ModelSet
+from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
     AnnouncedModel,
     Announcement,
@@ -69,22 +71,8 @@ def run(
     began = time.monotonic() if began is None else began
     configs = _placed(configs)
     config = configs[0]
-    people = _for_people(config)
     with contextlib.ExitStack() as stack:
-        listener, leave = listen_for(config.server)
-        stack.enter_context(listener)
-        if config.server.uds:
-            stack.callback(leave)
-        grpc = _reserved(config.server, stack)
-        cluster, log, members, folder = stack.enter_context(_cluster(config))
-        server = config.server if config.cluster.router else sharing_responses(config, cluster)
-        if config.server.has_grpc:
-            server = _with_grpc(server, grpc, configs)
-        configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
-        drain = config.launch.drain_timeout_s
-        served = [(one.model.names()[0], one.model.model) for one in configs]
-        registration = Registration(folder, cluster.router, drain, served)
-        stack.callback(registration.remove)
+        configs, listener, leave, grpc, members, log, registration = _taken(configs, stack)
         children = make_children(configs, listener, os.environ)
         first = _first_host(configs[0], children, members, log, stack)
         models = None
@@ -92,15 +80,13 @@ def run(
             making = LaterModels(configs, children, configure, registration)
             models = _model_set(configs, children, making, members, log, first)
         lines, tls = _startup_lines(config, log), bool(config.server.tls_cert)
-        asleep = [] if models is None else models.asleep
-        awake = children.all if first is None else children.without_engines
-        started = [child for child in awake if child not in asleep]
+        started = _started(children, models, first)
         _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
             started,
             members,
             log,
-            drain_timeout_s=drain,
+            drain_timeout_s=config.launch.drain_timeout_s,
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
             is_ready=lambda: (first is None or first.placed) and answers_ready(listener, tls=tls),
@@ -109,7 +95,7 @@ def run(
                 models,
                 children,
                 _announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
-                people,
+                _for_people(config),
             ),
             on_stop=lambda: _close(listener, leave, models, members),
             models=models,
@@ -120,6 +106,51 @@ def run(
             return supervise(supervisor, before_error=lines.clear)
         first.add = supervisor.add
         return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+
+
+class _Taken(NamedTuple):
+    """What a server holds before a process of it starts, until its end."""
+
+    configs: Sequence[Config]
+    """With the addresses that were taken."""
+    listener: socket.socket
+    leave: Callable[[], None]
+    """Takes the socket's name away from those who look for it."""
+    grpc: socket.socket | None
+    members: ClusterView
+    log: Logger
+    registration: Registration
+
+
+def _taken(configs: Sequence[Config], stack: contextlib.ExitStack) -> _Taken:
+    """The ports, a folder for the sockets, a seat among the members, an entry among the running
+    servers; ``stack`` gives them back. Raises ``AddressError``, ``SecurityError``."""
+    config = configs[0]
+    listener, leave = listen_for(config.server)
+    stack.enter_context(listener)
+    if config.server.uds:
+        stack.callback(leave)
+    grpc = _reserved(config.server, stack)
+    cluster, log, members, folder = stack.enter_context(_cluster(config))
+    server = config.server if config.cluster.router else sharing_responses(config, cluster)
+    if config.server.has_grpc:
+        server = _with_grpc(server, grpc, configs)
+    configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
+    served = [(one.model.names()[0], one.model.model) for one in configs]
+    drain = config.launch.drain_timeout_s
+    registration = Registration(folder, cluster.router, drain, served)
+    stack.callback(registration.remove)
+    return _Taken(configs, listener, leave, grpc, members, log, registration)
+
+
+def _started(
+    children: ServerChildren, models: ModelSet | None, first: FirstHost | None
+) -> list[Child]:
+    """The processes that start now: not those of models that sleep, nor engines of several hosts
+    while these are not there."""
+    asleep = [] if models is None else models.asleep
+    awake = children.all if first is None else children.without_engines
+    return [child for child in awake if child not in asleep]
 
 
 def _placed(configs: Sequence[Config]) -> list[Config]:

@@ -31,7 +31,16 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
-from penstock.kernels.gpu.decode_tile import attended, attended_codes, with_prefix, write_codes
+from penstock.kernels.gpu.decode_tile import (
+    attended,
+    attended_codes,
+    listed_positions,
+    query_operands,
+    store_combined,
+    with_lifted,
+    with_prefix,
+    write_codes,
+)
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
@@ -158,6 +167,8 @@ def _decode_kernel(
         row_max = capped(score, scale, CAP)
         row_sum = tl.full([QUERIES], 1.0, tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32) + new_value.to(tl.float32)[None, :]
+        if key_scales is not None:
+            row_max, row_sum, accumulator = with_lifted(row_max, accumulator, new_value)
         if sinks is not None:
             sink = tl.load(sinks + kv_head * SHARED + query, mask=query < SHARED, other=0.0)
             row_max, row_sum, accumulator = with_sink(sink, row_max, row_sum, accumulator)
@@ -174,37 +185,45 @@ def _decode_kernel(
 
     if LISTED_BITS:
         tile = split * each
-        for start in range(tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE, TILE):
-            index = start + tl.arange(0, TILE)
-            number = tl.load(listed + index // BLOCK_SIZE, mask=index < ahead, other=0)
-            position = number * BLOCK_SIZE + index % BLOCK_SIZE
-            inside = (index < ahead) & (position < skipped)
-            row_max, row_sum, accumulator = attended(
-                first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache,
-                value_cache, key_scales, value_scales, kv_head, scale,
-                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
-            )  # fmt: skip
+        listed_begin, listed_end = tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE
         begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
         end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
     else:
         begin = skipped + split * each * TILE
         end = tl.minimum(begin + each * TILE, cached)
     if key_scales is not None:
+        first, second, unit = query_operands(first, second)
         even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
+        if LISTED_BITS:
+            for start in range(listed_begin, listed_end, TILE):
+                position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+                row_max, row_sum, even, odd = attended_codes(
+                    first, second, unit, position, inside, row_max, row_sum, even, odd, entries,
+                    key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                    KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+                )  # fmt: skip
         for start in range(begin, end, TILE):
             position = start + tl.arange(0, TILE)
             row_max, row_sum, even, odd = attended_codes(
-                first, second, position, position < end, row_max, row_sum, even, odd, entries,
+                first, second, unit, position, position < end, row_max, row_sum, even, odd, entries,
                 key_cache, value_cache, key_scales, value_scales, kv_head, scale,
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
         accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
     else:
+        if LISTED_BITS:
+            for start in range(listed_begin, listed_end, TILE):
+                position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+                row_max, row_sum, accumulator = attended(
+                    first, second, position, inside, row_max, row_sum, accumulator, entries,
+                    key_cache, value_cache, kv_head, scale,
+                    KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+                )  # fmt: skip
         for start in range(begin, end, TILE):
             position = start + tl.arange(0, TILE)
             row_max, row_sum, accumulator = attended(
                 first, second, position, position < end, row_max, row_sum, accumulator, entries,
-                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                key_cache, value_cache, kv_head, scale,
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
 
@@ -222,38 +241,44 @@ def _decode_kernel(
     ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
     if ticket == active - 1:
         tl.store(arrived + row * KV_HEADS + kv_head, 0)
-        every = tl.arange(0, MOST_SPLITS)
-        for query_head in range(SHARED):
-            of = (pair + every) * SHARED + query_head
-            maxima = tl.load(
-                partial_sums + 2 * of, mask=every < active, other=float("-inf"),
-                cache_modifier=".cg",
+        if key_scales is not None:
+            store_combined(
+                out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim, partial, partial_sums,
+                pair, active, SHARED, QUERIES, dim, padded, MOST_SPLITS, COMBINED,
             )  # fmt: skip
-            sums = tl.load(
-                partial_sums + 2 * of + 1, mask=every < active, other=0.0, cache_modifier=".cg"
-            )
-            highest = tl.max(maxima, 0)
-            total = tl.sum(sums * tl.exp2(maxima - highest), 0)
-            whole = tl.zeros([padded], tl.float32)
-            for first_part in range(0, active, COMBINED):
-                part = first_part + tl.arange(0, COMBINED)
-                valid = part < active
-                some = (pair + part) * SHARED + query_head
-                some_maxima = tl.load(
-                    partial_sums + 2 * some, mask=valid, other=float("-inf"), cache_modifier=".cg"
-                )
-                parts = tl.load(
-                    partial + some[:, None] * dim + column[None, :],
-                    mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
+        else:
+            every = tl.arange(0, MOST_SPLITS)
+            for query_head in range(SHARED):
+                of = (pair + every) * SHARED + query_head
+                maxima = tl.load(
+                    partial_sums + 2 * of, mask=every < active, other=float("-inf"),
                     cache_modifier=".cg",
                 )  # fmt: skip
-                whole += tl.sum(parts * tl.exp2(some_maxima - highest)[:, None], 0)
-            head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
-            result = (whole / total).to(out.dtype.element_ty)
-            if HALF == PADDED_HALF:
-                tl.store(out + head * dim + column, result)
-            else:
-                tl.store(out + head * dim + column, result, mask=column < dim)
+                sums = tl.load(
+                    partial_sums + 2 * of + 1, mask=every < active, other=0.0, cache_modifier=".cg"
+                )
+                highest = tl.max(maxima, 0)
+                total = tl.sum(sums * tl.exp2(maxima - highest), 0)
+                whole = tl.zeros([padded], tl.float32)
+                for first_part in range(0, active, COMBINED):
+                    part = first_part + tl.arange(0, COMBINED)
+                    valid = part < active
+                    some = (pair + part) * SHARED + query_head
+                    some_maxima = tl.load(
+                        partial_sums + 2 * some, mask=valid, other=float("-inf"), cache_modifier=".cg"
+                    )
+                    parts = tl.load(
+                        partial + some[:, None] * dim + column[None, :],
+                        mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
+                        cache_modifier=".cg",
+                    )  # fmt: skip
+                    whole += tl.sum(parts * tl.exp2(some_maxima - highest)[:, None], 0)
+                head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
+                result = (whole / total).to(out.dtype.element_ty)
+                if HALF == PADDED_HALF:
+                    tl.store(out + head * dim + column, result)
+                else:
+                    tl.store(out + head * dim + column, result, mask=column < dim)
 
 
 class DecodeConstants(NamedTuple):

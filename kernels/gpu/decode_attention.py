@@ -183,49 +183,46 @@ def _decode_kernel(
         row_sum = tl.zeros([QUERIES], tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32)
 
-    if LISTED_BITS:
-        tile = split * each
-        listed_begin, listed_end = tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE
-        begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
-        end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
-    else:
-        begin = skipped + split * each * TILE
-        end = tl.minimum(begin + each * TILE, cached)
     if key_scales is not None:
         first, second, unit = query_operands(first, second)
         even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
-        if LISTED_BITS:
-            for start in range(listed_begin, listed_end, TILE):
-                position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+    if LISTED_BITS:
+        tile = split * each
+        for start in range(tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE, TILE):
+            position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+            if key_scales is not None:
                 row_max, row_sum, even, odd = attended_codes(
                     first, second, unit, position, inside, row_max, row_sum, even, odd, entries,
                     key_cache, value_cache, key_scales, value_scales, kv_head, scale,
                     KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
                 )  # fmt: skip
-        for start in range(begin, end, TILE):
-            position = start + tl.arange(0, TILE)
-            row_max, row_sum, even, odd = attended_codes(
-                first, second, unit, position, position < end, row_max, row_sum, even, odd, entries,
-                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
-                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
-            )  # fmt: skip
-        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
-    else:
-        if LISTED_BITS:
-            for start in range(listed_begin, listed_end, TILE):
-                position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+            else:
                 row_max, row_sum, accumulator = attended(
                     first, second, position, inside, row_max, row_sum, accumulator, entries,
                     key_cache, value_cache, kv_head, scale,
                     KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
                 )  # fmt: skip
-        for start in range(begin, end, TILE):
-            position = start + tl.arange(0, TILE)
+        begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
+        end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
+    else:
+        begin = skipped + split * each * TILE
+        end = tl.minimum(begin + each * TILE, cached)
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        if key_scales is not None:
+            row_max, row_sum, even, odd = attended_codes(
+                first, second, unit, position, position < end, row_max, row_sum, even, odd, entries,
+                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+            )  # fmt: skip
+        else:
             row_max, row_sum, accumulator = attended(
                 first, second, position, position < end, row_max, row_sum, accumulator, entries,
                 key_cache, value_cache, kv_head, scale,
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
+    if key_scales is not None:
+        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
 
     if active == 1:
         tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)
@@ -265,7 +262,10 @@ def _decode_kernel(
                     valid = part < active
                     some = (pair + part) * SHARED + query_head
                     some_maxima = tl.load(
-                        partial_sums + 2 * some, mask=valid, other=float("-inf"), cache_modifier=".cg"
+                        partial_sums + 2 * some,
+                        mask=valid,
+                        other=float("-inf"),
+                        cache_modifier=".cg",
                     )
                     parts = tl.load(
                         partial + some[:, None] * dim + column[None, :],

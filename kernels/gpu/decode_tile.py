@@ -111,8 +111,8 @@ def lifted(score, value_scale):
 
 @triton.jit
 def with_lifted(score, accumulator, value):
-    """What heads [Q] have of one position alone, by its lifted score. accumulator: [Q, D], its value
-    for each head; value: [D] fp32."""
+    """What heads [Q] have of one position alone, by its lifted score. accumulator: [Q, D], its
+    value for each head; value: [D] fp32."""
     row_max = lifted(score, tl.max(tl.abs(value), 0) / _MOST_E4M3)
     row_sum = tl.exp2(score - row_max)
     return row_max, row_sum, accumulator * row_sum[:, None]
@@ -171,9 +171,7 @@ def store_combined(
     split = tl.arange(0, MOST_SPLITS)[:, None]
     at = (pair + split) * SHARED + head[None, :]
     known = (split < active) & (head < SHARED)[None, :]
-    maxima = tl.load(
-        partial_sums + 2 * at, mask=known, other=float("-inf"), cache_modifier=".cg"
-    )
+    maxima = tl.load(partial_sums + 2 * at, mask=known, other=float("-inf"), cache_modifier=".cg")
     sums = tl.load(partial_sums + 2 * at + 1, mask=known, other=0.0, cache_modifier=".cg")
     highest = tl.where(head < SHARED, tl.max(maxima, 0), 0.0)
     total = tl.sum(sums * tl.exp2(maxima - highest[None, :]), 0)

@@ -26,6 +26,7 @@ from penstock.services.worker.gpu.static_memory import (
     LIBRARY_BYTES,
     ExecutorSizes,
     of_profile,
+    widens_keys,
 )
 from penstock.services.worker.gpus import GPUS, Gpu
 from penstock.services.worker.kv_cache_checks import check_for_gpu
@@ -175,17 +176,22 @@ class Planner:
             weights = replace(weights, num_bytes=_dense_bytes(shape, item))
         parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
         if kernels is not None:
-            parts += of_profile(
-                ExecutorSizes(kernels, sizes, item, False, self.device.multiprocessors), 0
-            )
+            parts += of_profile(self._sizes(config, kernels, sizes, item, alone=False), 0)
             parts += self._compressed(config, shape, item) if compressed else []
         elif alone is not None:
-            executor = ExecutorSizes(alone, sizes, item, True, self.device.multiprocessors)
+            executor = self._sizes(config, alone, sizes, item, alone=True)
             parts += of_profile(executor, activations(shape, executor.rows, item))
         else:
             parts += plain_parts(shape, sizes, item, "cuda")
         device = self.device
         return cuda_account(config, device.name, device.total, parts, device.outside, block)
+
+    def _sizes(
+        self, config: Config, form: DenseConfig, sizes: EngineSizes, item: int, *, alone: bool
+    ) -> ExecutorSizes:
+        kind, block_size = config.cache.kv_kind, config.cache.block_size
+        widens = widens_keys(form, kind, item, block_size, hopper=self.device.hopper)
+        return ExecutorSizes(form, sizes, item, alone, self.device.multiprocessors, widens=widens)
 
     def type_name(self, config: Config) -> str:
         return type_name(config, self.info, on_cpu=self.device.is_cpu)

@@ -138,6 +138,10 @@ class GpuDecoder(StepDecoder):
         )
 
     @property
+    def widened_room(self) -> tuple[int, int]:
+        return self.attention.widened_room
+
+    @property
     def shares_prefixes(self) -> bool:
         return self.attention.shares_prefixes
 

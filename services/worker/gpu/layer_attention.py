@@ -37,6 +37,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.side_stream import SideStream
+from penstock.services.worker.gpu.widened_prefill import choose_widened_prefill
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -109,17 +110,29 @@ class LayerAttention:
             *of_layers, num_heads, norm, eps, shared, scores, unfit
         )
         self.prefill = choose_prefill_attention(*of_layers, rows.query, scores)
+        self.widened = choose_widened_prefill(self._caches, rows.query, state.tables[0], scores)
+        """Chunks over quantized KV memory are attended to like this where a step has room."""
         self.least_rows = self.decode.kernels.least_rows
         """The chosen attention runs from so many decode rows on, the Triton kernel below."""
         self._side = SideStream(device)
 
     @property
     def summary(self) -> str:
+        prefill = self.prefill.summary
+        if self.widened.kernels is not None:
+            prefill = f"{self.widened.summary}, from widened keys and values"
         return (
-            f"prefill attention by the {self.prefill.summary}; "
+            f"prefill attention by the {prefill}; "
             f"decode attention by the {self.decode.summary}; "
             f"that over shared prefixes by the {self.prefix.summary}"
         )
+
+    @property
+    def widened_room(self) -> tuple[int, int]:
+        """Positions that a chunk's context is filled up to where it is widened, and how many times
+        as many there is room for; 0: none is."""
+        widened = self.widened.kernels
+        return (0, 0) if widened is None else (widened.unit, widened.units)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -186,7 +199,10 @@ class LayerAttention:
         )  # fmt: skip
         tiles = chunks.last_tiles if last else chunks.tiles
         step = self._rows.query[:rows], tiles, chunks.num_tiles, table, self._rows.output[:rows]
-        if self._plain[layer]:
+        widened = self.widened.kernels
+        if widened is not None and self._plain[layer] and chunks.fit:
+            widened(layer, *step, chunks.contexts)
+        elif self._plain[layer]:
             self.prefill.kernels(layer, *step)
         else:
             self._triton_prefill(layer, *step, sinks, self._listed[layer])

@@ -78,6 +78,7 @@ from penstock.kernels.gpu.sampler_stages import sampler_stages
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
+from penstock.kernels.gpu.widen_cache import Contexts, wide_cache, widen_cache
 from penstock.kernels.gpu.word_linear import word_linear
 from penstock.kernels.gpu.word_weight import why_not, word_weight
 from penstock.kernels.low_rank import StackedLowRank
@@ -306,6 +307,8 @@ def caches_of_codes(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> 
             qkv, batch, turns, cache, out, space, 1e-6, scores=Scores(0.1, 32, 2.0)
         )  # fmt: skip
         prefill_attention.prefill_attention(out, numbers, 1, numbers, cache, out)
+        wide = wide_cache(4, kv_heads, 16, dim, numbers, dtype)
+        widen_cache(Contexts(torch.zeros(5, dtype=torch.int32), rows), numbers, cache, wide)
 
 
 def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:

@@ -35,7 +35,8 @@ class WidenedPrefill:
         dim, item = queries.shape[-1], queries.element_size()
         self.unit = unit_for(block_size)
         """Positions that a context is filled up to."""
-        self.units = widened_units(*table.shape, kv_heads, dim, item, self.unit, block_size)
+        slots, width = table.shape
+        self.units = widened_units(slots, width, kv_heads, dim, item, self.unit, block_size)
         """Of which there is memory for so many."""
         self._caches = caches
         self._wide = wide_cache(self.units, kv_heads, block_size, dim, table, queries.dtype)

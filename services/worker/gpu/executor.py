@@ -78,9 +78,8 @@ class GpuExecutor:
             state = BatchState(self.slots, self._device)
             self._state = state
             self.decoder = make_decoder(state, max_rows)
-            self.chunks = ChunkRows(
-                max_rows, capacity.max_num_seqs, self._device, self.decoder.widened_room
-            )
+            widened = self.decoder.widened_room
+            self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device, widened)
             state.finds_shared = self.decoder.shares_prefixes
             vocab_size = self.decoder.vocab_size
             self.sampler = GpuSampler(self.slots, state, vocab_size)

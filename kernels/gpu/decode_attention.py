@@ -31,6 +31,12 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
+from penstock.kernels.gpu.decode_shapes import (
+    MOST_CODES_SPLITS,
+    MOST_SPLITS,
+    shape_for,
+    splits_for,
+)
 from penstock.kernels.gpu.decode_tile import (
     attended,
     attended_codes,
@@ -41,7 +47,6 @@ from penstock.kernels.gpu.decode_tile import (
     with_prefix,
     write_codes,
 )
-from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
@@ -55,28 +60,12 @@ from penstock.kernels.gpu.device_functions import (
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
-
-class Shape(NamedTuple):
-    tile: int
-    """Positions of the context that are read at once."""
-    warps: int
-    stages: int
-    """Loads in flight."""
-
-
-SHAPE = Shape(32, 1, 4)
-"""The fastest of nine on an H200 for heads of 128 from batch 8 on, and within 3 % at batch 1 ..."""
-WIDE_SHAPE = Shape(32, 2, 2)
-"""... and of twelve for wider heads on an H100 from batch 64 on, and within 5 % at batch 1: 64 rows
-of 430 positions take 52 µs a layer of Gemma 2 2B, 56 with the other."""
-CODES_SHAPE = Shape(128, 4, 2)
-"""Of quantized caches with heads of up to 128, in 16 bits: of eight on an H100 the fastest for one
-row of 32,768 positions, and within 12 % of the fastest, (64, 1, 3), for 64 of 2,048."""
-_PROGRAMS_EACH = 8
-"""Programs that keep a multiprocessor busy: a row is split until there are so many."""
-_MOST_SPLITS = 32
+_LONG_SPLIT = tl.constexpr(128)
+"""Positions."""
 _COMBINED = 8
 """Splits that are combined at once."""
+_NUMBERS_EACH = 4096
+"""Of a warp."""
 
 
 # One compiled kernel serves every list of blocks of as many bits.
@@ -122,6 +111,9 @@ def _decode_kernel(
         listed_tiles = tl.cdiv(ahead, TILE)
         tiles += listed_tiles
     each = tl.maximum(tl.cdiv(tiles, splits), 1)
+    if key_scales is not None:
+        # More splits than half of them cost more to combine than they gain, until those are long.
+        each = tl.maximum(each, tl.minimum(tl.cdiv(tiles, MOST_SPLITS // 2), _LONG_SPLIT // TILE))
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
         return
@@ -316,17 +308,13 @@ class DecodeWorkspace(NamedTuple):
     arrived: Tensor
 
 
-def splits_for(rows: int, kv_heads: int) -> int:
-    """The number of splits that a row's context may be cut into: a power of two."""
-    wanted = max(1, _PROGRAMS_EACH * multiprocessors() // (rows * kv_heads))
-    return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
-
-
 def decode_workspace(
     max_rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> DecodeWorkspace:
     """Enough for every number of rows up to ``max_rows``."""
-    most = max(rows * splits_for(rows, kv_heads) for rows in range(1, max_rows + 1))
+    most = max(
+        rows * splits_for(rows, kv_heads, MOST_CODES_SPLITS) for rows in range(1, max_rows + 1)
+    )
     return DecodeWorkspace(
         torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
         torch.empty(2 * most * heads, dtype=torch.float32, device=device),
@@ -334,11 +322,10 @@ def decode_workspace(
     )
 
 
-def _shape_for(dim: int, *, narrow: bool) -> Shape:
-    """narrow: whether the cache is quantized, and products are of 16 bits."""
-    if dim > 128:
-        return WIDE_SHAPE
-    return CODES_SHAPE if narrow else SHAPE
+def _combined(shared: int, dim: int, warps: int) -> int:
+    """Splits that are combined at once of all heads: as many numbers as registers hold."""
+    numbers = triton.next_power_of_2(shared) * 2 * padded_half(dim)
+    return int(max(1, min(_COMBINED, _NUMBERS_EACH * warps // numbers)))
 
 
 def decode_attention(
@@ -367,13 +354,14 @@ def decode_attention(
     _, kv_heads, block_size, _ = cache.keys.shape
     num_heads = all_heads - 2 * kv_heads
     shared = num_heads // kv_heads
-    splits = splits_for(count, kv_heads)
+    most_splits = MOST_SPLITS if cache.key_scales is None else MOST_CODES_SPLITS
+    splits = splits_for(count, kv_heads, most_splits)
     made = scores or Scores(dim**-0.5)
     if made.local and prefix:
         raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
-    narrow = cache.key_scales is not None and qkv.element_size() == 2
-    shape = _shape_for(dim, narrow=narrow)
+    codes = cache.key_scales is not None and qkv.element_size() == 2
+    shape = shape_for(dim, count * kv_heads, codes=codes)
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,
@@ -383,8 +371,8 @@ def decode_attention(
         padded_half=padded_half(dim),
         block_size=block_size,
         tile=shape.tile,
-        most_splits=_MOST_SPLITS,
-        combined=_COMBINED,
+        most_splits=most_splits,
+        combined=_COMBINED if cache.key_scales is None else _combined(shared, dim, shape.warps),
         prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
         norm=heads.query_weight is not None,
         window=made.window,

@@ -37,9 +37,9 @@ _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
 _QUERY_TILE = 128
 """As in ``penstock.kernels.gpu.prefill_attention``."""
-_DECODE_PROGRAMS, _MOST_SPLITS = 8, 32
+_DECODE_PROGRAMS, _MOST_SPLITS = 8, 64
 _PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 2, 64, 16
-"""As in ``penstock.kernels.gpu.decode_attention`` and ``shared_prefix``."""
+"""As in ``penstock.kernels.gpu.decode_shapes`` and ``shared_prefix``."""
 _FIRST_CHANGES, _COLUMNS = 16_384, 21
 """As in ``batch_state``."""
 _LEAST_UNIT = 64

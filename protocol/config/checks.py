@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.config.api_keys import read_api_keys
+from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.host_checks import (
@@ -59,6 +60,7 @@ def contradictions(
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *contradictions_of_speculation(config, sources),
+        *contradictions_of_determinism(config),
         *_network(config, sources),
         *_serving(config, sources),
         *_model(config, sources, info),

@@ -24,7 +24,7 @@ from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 
 _ROWS = 16
 """Of a product of tensor cores: queries times query heads of a KV head."""
-_KEYS, _STAGES = 32, 3
+_KEYS, _STAGES = 32, 5
 _BLOCK = 128
 
 
@@ -69,7 +69,7 @@ def place_rows(
     rows = len(slots)
     chunk_slots, chunk_positions = chunks or (None, None)
     if rows:
-        _place_kernel[(triton.cdiv(rows, _BLOCK),)](
+        _place_kernel[(triton.cdiv(max(rows, len(batch.rows)), _BLOCK),)](
             batch.rows, batch.last_position, chunk_slots, chunk_positions, slots, positions, tiles,
             len(batch.rows), tiles.shape[1], rows, _BLOCK, EARLY, num_warps=4, launch_pdl=EARLY,
         )  # fmt: skip

@@ -3,10 +3,10 @@
     out = x W^T + b
 
 Libraries choose a kernel by the number of rows, and with it the order in which a row's products
-are added up. Here each number of ``out`` is one sum over the inputs from the first to the last, in
-tiles of ``_INPUTS``, by the same instruction of the tensor cores, however many rows there are. Only
-how many rows and outputs a program computes differs: ``Shape``. That these shapes agree on a device
-is measured, not assumed: see ``shapes_agree``.
+are added up. Here each number of ``out`` is one sum over the inputs from the first to the last, by
+the same instruction of the tensor cores, however many rows there are. Only how many rows, outputs
+and inputs a program holds at a time differs: ``Shape``. That these shapes agree on a device is
+measured, not assumed: see ``shapes_agree``.
 
 Reference: ``penstock.kernels.linear``. What makes inference differ from batch to batch: He et al.,
 "Defeating Nondeterminism in LLM Inference" (Thinking Machines Lab, 2025).
@@ -21,13 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.device_facts import shared_bytes
 from penstock.kernels.gpu.device_functions import banded_tile, dot
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
-_INPUTS = 64
 _BAND = 8
 _PROGRAMS = 120
 """So many programs at least are to read a weight, where few rows leave them nothing else."""
+_LARGE_BYTES = 200 * 1024
+"""Shared memory of a program that the widest shape for few rows needs."""
 
 
 class Shape(NamedTuple):
@@ -35,15 +37,16 @@ class Shape(NamedTuple):
 
     rows: int
     outputs: int
+    inputs: int
+    """That it multiplies at a time."""
     warps: int
     stages: int
 
 
-FEW_ROWS = 64
-MANY_ROWS = 512
-_MIDDLE = Shape(64, 64, 4, 4)
-_MANY = Shape(128, 128, 8, 3)
-_WIDE_NUMBERS = Shape(64, 32, 4, 2)
+FEW_ROWS, MANY_ROWS = 64, 512
+_MIDDLE = Shape(64, 64, 64, 4, 4)
+_MANY = Shape(128, 128, 64, 8, 3)
+_WIDE_NUMBERS = Shape(64, 32, 64, 4, 2)
 """Of fp32, which are multiplied without tensor cores."""
 
 
@@ -82,7 +85,8 @@ def shapes_for(columns: int, dtype: torch.dtype) -> tuple[Shape, Shape, Shape]:
     outputs = 128
     while outputs > 16 and columns < _PROGRAMS * outputs:
         outputs //= 2
-    return Shape(FEW_ROWS, outputs, 4, 4), _MIDDLE, _MANY
+    inputs = 128 if shared_bytes() >= _LARGE_BYTES else 64
+    return Shape(FEW_ROWS, outputs, inputs, 4, 4), _MIDDLE, _MANY
 
 
 def fixed_linear(
@@ -99,8 +103,8 @@ def fixed_linear(
         shape = few if rows <= FEW_ROWS else middle if rows <= MANY_ROWS else many
     programs = triton.cdiv(rows, shape.rows) * triton.cdiv(columns, shape.outputs)
     _fixed_linear_kernel[(programs,)](
-        x, weight, bias, out, rows, columns, width, shape.rows, shape.outputs, _INPUTS, _BAND,
-        EARLY, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
+        x, weight, bias, out, rows, columns, width, shape.rows, shape.outputs, shape.inputs,
+        _BAND, EARLY, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip
     return out
 

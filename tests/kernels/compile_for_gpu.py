@@ -38,6 +38,8 @@ from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
+from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_linear import fixed_linear
 from penstock.kernels.gpu.fp8_linear import CODES, fp8_block_linear, quantize_rows
 from penstock.kernels.gpu.fp8_rows import (
     add_rms_norm_fp8,
@@ -235,6 +237,22 @@ def low_rank(dtype: torch.dtype) -> None:
                 expand(out, layer, numbers, step, small)
 
 
+def fixed_order(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Products and attention whose sums have one order."""
+    for outputs in (512, 40_000):
+        weight = torch.zeros(outputs, 384, dtype=dtype)
+        for rows in (1, 100, 1000):
+            x, out = (torch.zeros(rows, size, dtype=dtype) for size in (384, outputs))
+            fixed_linear(x, weight, None, out)
+    keys, values = torch.zeros(2, 4, kv_heads, 16, dim, dtype=dtype)
+    numbers, rows_of = torch.zeros(4, 16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    out = torch.zeros(4, heads, dim, dtype=dtype)
+    for chunks in (None, (rows_of, rows_of)):
+        batch = DecodeBatch(rows_of, rows_of, numbers)
+        place_rows(batch, chunks, rows_of, rows_of, numbers)
+    fixed_attention(out, numbers, 1, numbers, LayerCache(keys, values), out, 0.1)
+
+
 def sample(vocab: int, dtype: torch.dtype) -> None:
     """Every kernel of the sampler, once."""
     device = torch.device("cpu")
@@ -361,6 +379,7 @@ def main() -> None:
         summed(dtype, heads * 1280, kv_heads + 1)
         quantized(dtype)
         low_rank(dtype)
+        fixed_order(heads, kv_heads, dim, dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)
         caches_of_codes(heads, kv_heads, dim, dtype)

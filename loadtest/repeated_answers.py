@@ -2,7 +2,7 @@
 
     python -m penstock.loadtest.repeated_answers MODEL --device cuda --load-format dummy
 
-Random prompts with seeds, asked of the library again and again: alone, in batches of several sizes,
+Random prompts with seeds, some with top-p and top-k, asked of the library again and again: alone, in batches of several sizes,
 from cached prefixes, by an engine with other steps, and while its worker and its scheduler are
 killed. Tokens and their logprobs, which no rounding hides, are compared with those of the first
 time. Exit codes: 0, 1 some answer differed. ``--no-deterministic`` shows what else they are.
@@ -40,7 +40,8 @@ class Subject:
         self._prompts = moved(drawn.prompts, 0, read_model_info(parsed.model).vocab_size)
         self._params = [
             SamplingParams(
-                temperature=parsed.temperature, seed=place, logprobs=0, ignore_eos=True,
+                temperature=parsed.temperature, top_p=(1.0, 0.9)[place % 2],
+                top_k=(0, 0, 50)[place % 3], seed=place, logprobs=0, ignore_eos=True,
                 max_tokens=parsed.output_len,
             )
             for place in range(len(drawn.prompts))

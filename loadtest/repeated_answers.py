@@ -2,10 +2,12 @@
 
     python -m penstock.loadtest.repeated_answers MODEL --device cuda --load-format dummy
 
-Random prompts with seeds, some with top-p and top-k, asked of the library again and again: alone, in batches of several sizes,
-from cached prefixes, by an engine with other steps, and while its worker and its scheduler are
-killed. Tokens and their logprobs, which no rounding hides, are compared with those of the first
-time. Exit codes: 0, 1 some answer differed. ``--no-deterministic`` shows what else they are.
+Random prompts with seeds, some with top-p and top-k, asked of the library again and again: alone,
+in batches of several sizes, from cached prefixes, by an engine with other steps, and while its
+worker and its scheduler are killed. Tokens and their logprobs, which no rounding hides, are
+compared with those of the first time. ``--no-deterministic`` shows how often they differ else.
+
+Exit codes: 0, 1 some answer differed.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from penstock.protocol.model_info import read_model_info
 
 Answer = list[tuple[int, float]]
 """Tokens, and the logprob of each."""
-BATCHES = (256, 64, 8, 2)
+BATCHES, FEW = (256, 64, 8), (2, 1)
 _ROLES = ("worker", "scheduler")
 
 
@@ -124,7 +126,8 @@ def main(arguments: Sequence[str]) -> int:
     with LLM(**given) as llm:
         for batch in BATCHES:
             subject.ask(llm, f"batches of {batch}, cached prefixes", batch)
-        subject.ask(llm, "alone", 1, parsed.alone)
+        for batch in FEW:
+            subject.ask(llm, "alone" if batch == 1 else f"batches of {batch}", batch, parsed.alone)
         if parsed.kill_after_s:
             _while_killed(
                 lambda: subject.ask(llm, "worker and scheduler killed", 32), parsed.kill_after_s
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--temperature", type=number(0, 100), default=1.0, metavar="X")
     parser.add_argument(
         "--alone", type=integer(1, 100_000), default=40, metavar="N",
-        help="so many are asked one after the other, too",
+        help="so many are asked in pairs and one after the other, too",
     )  # fmt: skip
     parser.add_argument(
         "--kill-after-s", type=number(0, 3600), default=1.0, metavar="X",

@@ -329,7 +329,11 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 8
     max_cpu_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters that are loaded; default: --max-loras."),
+        Meta(description="Most adapters in the host's memory; default: --max-loras."),
+    ] = None
+    max_registered_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Most adapters that are served; default: --max-cpu-loras."),
     ] = None
     max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
         64

@@ -41,7 +41,7 @@ SINCE = {
     *(
         "--lora",
         "--max-loras",
-        "--max-cpu-loras",
+        *("--max-cpu-loras", "--max-registered-loras"),
         "--max-lora-rank",
         "--lora-dirs",
         "--lora-required",

@@ -56,6 +56,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lora": ["a=/a"], "served_model_name": ["org/a"]}, ("--lora 'a=/a'", "'a' is taken")),
     ({"lora": ["a=/a", "b=/b"], "max_loras": 1}, ("--lora is given 2 times", "--max-loras 1")),
     ({"lora": ["a=/a"], "max_cpu_loras": 7}, ("--max-cpu-loras 7 is less than --max-loras 8",)),
+    ({"lora": ["a=/a"], "max_registered_loras": 7},
+     ("--max-registered-loras 7 is less than --max-cpu-loras 8",)),
     ({"lora": ["a=/a"], "device": "cuda", "tensor_parallel_size": 2},
      ("--lora with --device cuda and 2 devices", "--data-parallel-size")),
     ({"lora": ["a=/a"], "device": "cuda", "speculative": "suffix"},

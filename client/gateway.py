@@ -114,7 +114,7 @@ class PipelineGateway:
                 raise Overloaded(refused)
         state = self._state(head.model, now)
         # While draining, open connections are still served.
-        if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
+        if not state.parts.look(now) and (reason := state.parts.hopeless(now, head.task)):
             raise self._unavailable(reason, state.parts.retry_after(now))
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:

@@ -18,6 +18,7 @@ from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
+from penstock.protocol.process import logs
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
@@ -266,6 +267,8 @@ class TokenizerService(AsyncService):
             self._encode_seconds(self.loop.time() - began)
             made = self._streams(request_id, found), time.monotonic(), self._guards(found)
             self.ledger.encoded(request_id, attempt, found.work, found.params, *made)
+            facts = {"attempt": attempt, "prompt_tokens": len(found.work.prompt) // TOKEN_BYTES}
+            logs.record("debug", "request encoded", facts | log_fields(head))
         self.flush()
 
     def _record(

@@ -10,7 +10,7 @@
 # holds `penstock bench` and what else measures, nor the training of the built-in model; the model is
 # where a process reads it.
 #
-# TRACE_PACKAGES="opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" adds what --otel-traces needs.
+# OTEL_TRACES=true adds what --otel-traces needs.
 # TORCH is pinned as in the Makefile; a comma or a second package is not understood.
 
 # A release of Python and of Debian, so that an image built again is built on the same; raise it for
@@ -42,53 +42,59 @@ COPY demo/model ./demo/model
 RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /wheels .
 
 FROM tools AS router-packages
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group router ${TRACE_PACKAGES}
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    pip --python /opt/penstock/bin/python install --group router $otel
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS scheduler-packages
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group scheduler ${TRACE_PACKAGES}
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    pip --python /opt/penstock/bin/python install --group scheduler $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS frontend-packages
 # Of the extras: "grpcio grpcio-health-checking grpcio-reflection googleapis-common-protos", "valkey".
 ARG FRONTEND_PACKAGES=
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install --group frontend \
-        ${FRONTEND_PACKAGES} ${TRACE_PACKAGES}
+        ${FRONTEND_PACKAGES} $otel
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS tokenizer-packages
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    pip --python /opt/penstock/bin/python install --group tokenizer ${TRACE_PACKAGES}
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    pip --python /opt/penstock/bin/python install --group tokenizer $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 # Torch goes first: nothing else may choose its build.
 FROM tools AS worker-cpu-packages
 ARG TORCH
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install \
         --index-url https://download.pytorch.org/whl/cpu "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
+    && pip --python /opt/penstock/bin/python install --group worker $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 
 FROM tools AS worker-cuda-packages
 ARG TORCH
-ARG TRACE_PACKAGES=
+ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
+    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install "${TORCH}" \
-    && pip --python /opt/penstock/bin/python install --group worker ${TRACE_PACKAGES}
+    && pip --python /opt/penstock/bin/python install --group worker $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 

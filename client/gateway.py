@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.admission import AdmissionController, prompt_tokens
+from penstock.client.admission import prompt_tokens
+from penstock.client.first_row import UntilFirstRow
 from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState, is_up
@@ -23,7 +24,7 @@ from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.refusals import UNAVAILABLE, Shed
 from penstock.client.served_engines import ServedAdapters, ServedEngines, asleep_models
-from penstock.client.sink import RowExtras, Sink
+from penstock.client.sink import Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.metrics import Registry
@@ -40,7 +41,7 @@ from penstock.protocol.wire.messages.membership import (
     Peer,
     Phase,
 )
-from penstock.protocol.wire.messages.requests import Rejected, Work, prompts_of
+from penstock.protocol.wire.messages.requests import Work, prompts_of
 
 MAX_OPEN_REQUESTS = 16_384
 """For one model; each prompt of a batch counts as one."""
@@ -100,16 +101,9 @@ class PipelineGateway:
     def open(self, work: Work, sink: Sink) -> int:
         """Send a request on its way; returns its id. While a part of the server is started again
         it waits on its way. Raises ``Overloaded`` when it cannot be sent."""
-        now, head = time.monotonic(), work.head
-        if not head.model and (models := self.models()):
-            head = msgspec.structs.replace(head, model=models[0].name)
-            work = msgspec.structs.replace(work, head=head)
-        if (adapted := self._adapted.get(head.model)) is not None:
-            if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
-                raise Overloaded(refused)
-            adapter = adapted.adapters[0].digest
-            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
-            work = msgspec.structs.replace(work, head=head)
+        now = time.monotonic()
+        work = self._addressed(work)
+        head = work.head
         if self.is_closed:
             raise self._unavailable(GOING_DOWN)
         known = self._models.get(head.model)
@@ -121,7 +115,7 @@ class PipelineGateway:
                 raise Overloaded(refused)
         state = self._state(head.model, now)
         # While draining, open connections are still served.
-        if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
+        if not state.parts.look(now) and (reason := state.parts.hopeless(now, head.task)):
             raise self._unavailable(reason, state.parts.retry_after(now))
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:
@@ -142,13 +136,26 @@ class PipelineGateway:
             again = max(refusal.retry_after or 0.0, state.parts.retry_after(now))
             raise Overloaded(msgspec.structs.replace(refusal, retry_after=again))
         began = time.monotonic_ns() if TRACE.on else 0
-        waiting = _UntilFirstRow(self, state.admission, sink)
+        waiting = UntilFirstRow(self.begun, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
             state.admission.entered(request_id, head.tenant, tokens, len(prompts))
         if began:
             TRACE.add(ACCEPT, began, request_id)
         return request_id
+
+    def _addressed(self, work: Work) -> Work:
+        """With the name of the model that computes it: of the first one where none is named, and of
+        an adapter's own. Raises ``Overloaded`` for what an adapter does not do."""
+        head = work.head
+        if not head.model and (models := self.models()):
+            head = msgspec.structs.replace(head, model=models[0].name)
+        if (adapted := self._adapted.get(head.model)) is not None:
+            if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
+                raise Overloaded(refused)
+            adapter = adapted.adapters[0].digest
+            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
+        return work if head is work.head else msgspec.structs.replace(work, head=head)
 
     async def known(self, name: str = "") -> None:
         began = time.monotonic()
@@ -361,38 +368,3 @@ class PipelineGateway:
             self._questions.told(message)
             return True
         return self.ledger.handle(sender, message, now)
-
-
-class _UntilFirstRow:
-    """The sink of a request without its first token, or of a batch that waits in part: the
-    admission controller hears what comes."""
-
-    __slots__ = ("_admission", "_gateway", "_sink", "request_id")
-
-    def __init__(
-        self, gateway: PipelineGateway, admission: AdmissionController, sink: Sink
-    ) -> None:
-        self.request_id = 0
-        self._gateway = gateway
-        self._admission = admission
-        self._sink = sink
-
-    @property
-    def wants_ids(self) -> bool:
-        return self._sink.wants_ids
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        self._admission.counted(self.request_id, prompt_tokens)
-        self._sink.on_accepted(prompt_tokens)
-
-    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
-        if self._admission.started(self.request_id):
-            self._gateway.begun(self.request_id, self._sink)
-        self._sink.on_row(choice, text, tokens, extras)
-
-    def on_continued(self) -> None:
-        self._sink.on_continued()
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self._admission.left(self.request_id)
-        self._sink.on_rejected(rejected)

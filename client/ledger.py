@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.client.open_request import OpenChoice, OpenRequest
-from penstock.client.refusals import Shed
+from penstock.client.refusals import SHUTTING_DOWN, Shed
 from penstock.client.sink import NO_EXTRAS, Sink, row_extras
 from penstock.protocol.ownership.peers import Peers, Send, disown, reconcile
 from penstock.protocol.ownership.rejections import too_long
@@ -95,7 +95,7 @@ class ClientLedger:
         """This process goes down: every open request ends with 503."""
         for request in list(self.open.values()):
             self._cancel_downstream(request)
-            self._reject(request, 503, "overloaded_error", message)
+            self._reject(request, 503, "overloaded_error", message, code=SHUTTING_DOWN)
 
     def end_waiting(
         self, model: str, is_over: Callable[[float], bool], message: str, retry_after: float = 1.0
@@ -160,11 +160,15 @@ class ClientLedger:
         kind: str,
         message: str,
         retry_after: float = 1.0,
+        code: str | None = None,
     ) -> None:
         """``retry_after``: seconds, told with a 503."""
         attempt = first_attempt(request.submission)
         again = retry_after if status == 503 else None
-        self._end(request, Shed(request.id, attempt, status, kind, message, retry_after=again))
+        self._end(
+            request,
+            Shed(request.id, attempt, status, kind, message, retry_after=again, code=code),
+        )
 
     def _forget(self, request: OpenRequest) -> None:
         if self.open.pop(request.id, None) is not None:
@@ -252,31 +256,20 @@ class ClientLedger:
         stale_ids: list[int] = []
         stale_attempts: list[int] = []
         rows = zip(
-            range(len(batch.ids)),
-            batch.ids,
-            batch.choices,
-            batch.attempts,
-            batch.indices,
-            batch.counts,
-            batch.texts,
-            batch.released,
-            strict=True,
-        )
+            range(len(batch.ids)), batch.ids, batch.choices, batch.attempts,
+            batch.indices, batch.counts, batch.texts, batch.released, strict=True,
+        )  # fmt: skip
         for row, request_id, number, attempt, index, count, text, released in rows:
             first = offset
             offset += 4 * count
             request = self.open.get(request_id)
-            if (
-                request is None
-                or request.submission != attempt >> ATTEMPT_BITS
-                or request.tokenizer != sender
+            if request is None or (
+                (request.submission != attempt >> ATTEMPT_BITS or request.tokenizer != sender)
+                and not self._adopt(request, sender, attempt)
             ):
-                if request is not None and self._adopt(request, sender, attempt):
-                    pass
-                else:
-                    stale_ids.append(request_id)
-                    stale_attempts.append(attempt)
-                    continue
+                stale_ids.append(request_id)
+                stale_attempts.append(attempt)
+                continue
             choice = request.choices.get(number)
             if choice is None or choice.ended or index < choice.count:
                 continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 from penstock.protocol.wire.messages.requests import Rejected
 
 UNAVAILABLE = "unavailable"
+SHUTTING_DOWN = "server_shutting_down"
+"""``error.code`` of what this process refuses or ends because it ends itself."""
 
 
 class Shed(Rejected, frozen=True, array_like=True, tag=24, gc=False):

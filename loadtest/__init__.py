@@ -1,1 +1,1 @@
-"""Load generator, workloads, reports, and models made on the spot."""
+"""Load client, benches, reports, models made on the spot, and studies, each a package."""

@@ -19,6 +19,8 @@ COMMANDS = {
     "kernels": "each kernel alone, beside the floor of its bytes and operations",
     "startup": "from the command to the first token, phase by phase",
 }
+_PACKAGES = {"serve": "client", "report": "reports", "kernels": "kernel_benches"}
+"""Which package holds a command's module, where it is not ``offline``."""
 WRONG_FLAGS = 2
 
 
@@ -26,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one of the commands with the flags after its name. Returns the exit code."""
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
-        module = importlib.import_module(f"penstock.loadtest.bench_{name}")
+        package = _PACKAGES.get(name, "offline")
+        module = importlib.import_module(f"penstock.loadtest.{package}.bench_{name}")
         code: int = module.main(arguments[1:])
         return code
     found = parser()

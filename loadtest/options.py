@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.loadtest.result_files import ReadRun
+from penstock.loadtest.reports.result_files import ReadRun
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 METRICS = (*LIMITED, "queue")

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from statistics import median
 
-from penstock.loadtest.load import Load
+from penstock.loadtest.client.load import Load
 
 REFRESH_S = 0.5
 RECENT = 200

@@ -56,9 +56,9 @@ def find_model(name: str, config: Config, *, only_look: bool = False) -> Path:
     if folder is not None:
         lack = f"{name}: in the hub's cache {cache}, but without {', '.join(missing)}"
     if only_look or not config.loading.download:
-        raise _failed(lack, "--no-download forbids to fetch it here; fetch it with", name)
+        raise _failed(lack, "--no-download forbids fetching it here; fetch it with", name)
     if constants.HF_HUB_OFFLINE:
-        raise _failed(lack, "HF_HUB_OFFLINE forbids to fetch it; unset that, then", name)
+        raise _failed(lack, "HF_HUB_OFFLINE forbids fetching it; unset that, then", name)
     try:
         return _download(name, wanted, weights)
     except BadModelFolder:
@@ -75,7 +75,7 @@ def fetch_model(name: str) -> Path:
     if not is_hub_name(name):
         raise BadModelFolder(f"{name}: expected a name on the hub, ORG/NAME")
     if constants.HF_HUB_OFFLINE:
-        raise BadModelFolder(f"{name}: HF_HUB_OFFLINE forbids to fetch it; unset that")
+        raise BadModelFolder(f"{name}: HF_HUB_OFFLINE forbids fetching it; unset that")
     try:
         return _download(name, [*_TEXTS, _WEIGHTS], weights=True)
     except BadModelFolder:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 
+SHORTEST_BEGINNING = 4
+"""Characters of a name that is taken for the beginning of another one, at least."""
 LIKENESS = 0.7
 """How alike a name and its suggestion must be, at least; 1 is the same (``difflib``)."""
 MAX_COMPARED = 64
@@ -14,11 +16,16 @@ _USED = re.compile(r"use (\w+)(?:[:.]|$)")
 
 
 def closest(name: str, known: Collection[str]) -> str | None:
-    """The one of ``known`` that is most like ``name``; ``None``: none is like it."""
+    """The one of ``known`` that is most like ``name``, or the only one that begins with it;
+    ``None``: none is."""
     import difflib  # costs a command that goes right a few milliseconds
 
     folded = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name[:MAX_COMPARED].lower(), folded, 1, LIKENESS)
+    wanted = name[:MAX_COMPARED].lower()
+    found = difflib.get_close_matches(wanted, folded, 1, LIKENESS)
+    if not found and len(wanted) >= SHORTEST_BEGINNING:
+        begun = [one for one in folded if one.startswith(wanted)]
+        found = begun if len(begun) == 1 else []
     return folded[found[0]] if found else None
 
 

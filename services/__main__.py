@@ -1,5 +1,5 @@
 """``python -m penstock.services`` is the same as the command ``penstock``."""
 
-from penstock.services.cli import main
+from penstock.services.program import main
 
 raise SystemExit(main())

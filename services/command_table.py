@@ -97,8 +97,12 @@ TOOLS = {
     "tune": Tool("measure this machine, and write the settings that suit it", "loadtest.tune"),
     "warm": Tool("compile a model's kernels ahead of its first start"),
     "bench": Tool("measure a server or the library", "loadtest.bench"),
-    "eval": Tool("ask a server held-out questions: the accuracy of each skill", "loadtest.eval"),
-    "trace": Tool("what each process of a running server does, on one timeline", "loadtest.trace"),
+    "eval": Tool(
+        "ask a server held-out questions: the accuracy of each skill", "loadtest.evaluation.eval"
+    ),
+    "trace": Tool(
+        "what each process of a running server does, on one timeline", "loadtest.recordings.trace"
+    ),
 }
 MODEL_COMMANDS = ("plan", "warm")
 """They take the flags of ``serve``."""

@@ -30,6 +30,8 @@ class Received:
     ended: int
     attributes: dict[str, Any]
     failed: bool
+    dropped: int
+    """How many attributes."""
 
 
 def _value(value: Any) -> Any:
@@ -70,6 +72,7 @@ class Collector:
                             span.end_time_unix_nano,
                             _facts(span.attributes),
                             span.status.code == 2,
+                            span.dropped_attributes_count,
                         )
                         for span in scope.spans
                     ]

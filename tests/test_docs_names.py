@@ -35,6 +35,7 @@ ENDINGS = {
 }
 NAMED = re.compile(r"`([\w/-]+\.(?:py|proto|jsonl|cfg))`")
 """``placement.py``, ``services/router/placement.py`` or the end of such a path."""
+MODULE = re.compile(r"python3? -m (penstock\.[\w.]*\w)")
 NO_METRICS = {"pb2", "pb2_grpc", "head_start"}
 """What else begins as metrics do."""
 SERIES = re.compile("_(bucket|sum|count)$")
@@ -44,6 +45,13 @@ SERIES = re.compile("_(bucket|sum|count)$")
 def test_each_source_file_that_a_page_names_is_there(page: Path) -> None:
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     assert [name for name in NAMED.findall(prose) if f"/{name}" not in ENDINGS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_module_that_a_page_runs_is_there(page: Path) -> None:
+    for name in MODULE.findall(page.read_text()):
+        path = name.removeprefix("penstock.").replace(".", "/")
+        assert {f"{path}.py", f"{path}/__main__.py"} & FILES, f"{page.name} runs {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

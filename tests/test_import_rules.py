@@ -13,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("client", "protocol", "services", "kernels", "loadtest", "demo", "penstock")
-SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "launcher")
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper", "launcher")
 FORBIDDEN = {
     "frontend": {"torch", "transformers", "triton", "llguidance"},
     "tokenizer": {"torch", "triton", "aiohttp"},
     "router": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "scheduler": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "worker": {"aiohttp"},
+    "keeper": {"torch", "transformers", "aiohttp", "triton", "llguidance", "numpy"},
     "launcher": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
 }
 OWN = {
@@ -148,6 +149,14 @@ def test_commands_import_of_services_only_the_workers_lists_of_architectures() -
             assert not service or within(module, allowed), f"{path} imports {module}"
 
 
+def test_what_is_shipped_imports_no_study() -> None:
+    """They stay in the source tree, so a command of the wheel would not find them."""
+    for path, tree in sources(*SHIPPED):
+        if not str(path).startswith("loadtest/studies/"):
+            found = [name for name in imported(tree, package_of(path)) if ".studies" in name]
+            assert not found, f"{path} imports {found}"
+
+
 def test_kernels_is_a_folder_without_an_init_file() -> None:
     """transformers imports a package of that name when it finds one."""
     assert not (ROOT / "kernels" / "__init__.py").exists()
@@ -203,7 +212,7 @@ def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
                 assert not any(within(one, ("llguidance",)) for one in names), path
 
 
-@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler"])
+@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler", "keeper"])
 def test_a_light_service_starts_without_torch_and_transformers(service: str) -> None:
     """Nor with rich, which structlog imports where it is installed."""
     heavy = FORBIDDEN[service] | {"transformers", "llguidance", "rich"}

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from penstock.demo.grading import ALL_SKILLS
-from penstock.loadtest.eval import NUM_QUESTIONS
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.evaluation.eval import NUM_QUESTIONS
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import ServerConfig
 from penstock.protocol.declared import describe, description_of, fields_of
 from penstock.protocol.sampling import PARAMETERS
@@ -39,7 +39,7 @@ KNOWN = {
     ".venv/bin/penstock serve --max-num-seqs 128 --show-config",
     'PATH="$PWD/.venv/bin:$PATH" honcho -f procfile start',
     ".venv/bin/penstock tokenizer --router ipc:///tmp/penstock-serve-…/router.sock",
-    ".venv/bin/python -m penstock.loadtest.pipeline_cost",
+    ".venv/bin/python -m penstock.loadtest.studies.pipeline_cost",
     ".venv/bin/penstock bench serve --base-url http://127.0.0.1:8000 --num-prompts 200 "
     "--max-concurrency 16 --random-input-len 64 --random-output-len 32 --ignore-eos",
 }
@@ -275,7 +275,7 @@ def test_the_address_of_the_readme_serves_the_page() -> None:
 
 
 def test_the_pipeline_cost_command_prints_figures() -> None:
-    text = command(".venv/bin/python -m penstock.loadtest.pipeline_cost")
+    text = command(".venv/bin/python -m penstock.loadtest.studies.pipeline_cost")
     done = subprocess.run(
         [*text.split(), "--streams", "8", "--tokens", "40", "--step-ms", "1", "--frontends", "1",
          "--idle-seconds", "0.2"],

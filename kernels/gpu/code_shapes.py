@@ -1,8 +1,8 @@
 """Which kernel multiplies a weight in words (``word_weight``) with so many rows, and how it is cut.
 
-Tables by layer, from ``python -m penstock.loadtest.quantized_kernels`` on an H100; layers that are
-not in them have what suits such layers there: of codes of four bits four warps a program, since
-what they unpack keeps them busy, and programs for all multiprocessors.
+Tables by layer, from ``python -m penstock.loadtest.studies.quantized_kernels`` on an H100; layers
+that are not in them have what suits such layers there: of codes of four bits four warps a program,
+since what they unpack keeps them busy, and programs for all multiprocessors.
 """
 
 from __future__ import annotations

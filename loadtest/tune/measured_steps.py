@@ -17,8 +17,8 @@ from statistics import median
 
 import msgspec
 
-from penstock.loadtest.offline_engine import Engine, engine_of
-from penstock.loadtest.step_timer import StepTimer, prompts_of
+from penstock.loadtest.offline.offline_engine import Engine, engine_of
+from penstock.loadtest.offline.step_timer import StepTimer, prompts_of
 from penstock.loadtest.tune.step_points import StepPoint
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.flags import build_parser

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import psutil
 
-from penstock.loadtest.embedding_rates import cpu_of, service_of
 from penstock.loadtest.own_server import own_server
+from penstock.loadtest.process_cpu import cpu_of, service_of
 from penstock.loadtest.tune.load_level import Level, put_load
 from penstock.loadtest.tune.objective import Objective, Workload
 from penstock.loadtest.tune.time_limit import TimeLimit

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from penstock.protocol.config.fields import Config
+from penstock.protocol.config.fields import Config, LoadingConfig
 from penstock.protocol.shown_values import show
 
 MAX_NAME = 256
@@ -28,6 +28,24 @@ def named_folders(config: Config) -> list[NamedFolder]:
     """The adapters that a server begins with; of a configuration without contradictions."""
     pairs = (one.partition("=") for one in config.loading.lora)
     return [NamedFolder(name, Path(os.path.expanduser(path))) for name, _, path in pairs]
+
+
+class AdapterLimits(NamedTuple):
+    """How many adapters there may be."""
+
+    places: int
+    """On the device."""
+    held: int
+    """In the host's memory, those included."""
+    loaded: int
+    """In all; the others are read from disk again when they are wanted."""
+
+
+def adapter_limits(loading: LoadingConfig) -> AdapterLimits:
+    """Those of a configuration; what is not given is as the one before."""
+    places, held, loaded = loading.max_loras, loading.max_cpu_loras, loading.max_registered_loras
+    held = places if held is None else held
+    return AdapterLimits(places, held, held if loaded is None else loaded)
 
 
 def taken_names(config: Config) -> frozenset[str]:
@@ -66,8 +84,23 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
-    if len(given) > loading.max_loras and loading.lora_required:
-        yield f"--lora is given {len(given)} times, more than --max-loras {loading.max_loras}"
+    limits = adapter_limits(loading)
+    if limits.held < limits.places:
+        yield (
+            f"--max-cpu-loras {limits.held} is less than --max-loras {limits.places}: an adapter "
+            "on the device is in the host's memory, too"
+        )
+    if limits.loaded < limits.held:
+        yield (
+            f"--max-registered-loras {limits.loaded} is less than --max-cpu-loras {limits.held}: "
+            "an adapter in the host's memory is one of those that are served"
+        )
+    if len(given) > limits.loaded and loading.lora_required:
+        yield (
+            f"--lora is given {len(given)} times, more than --max-registered-loras "
+            f"{limits.loaded} (which is --max-cpu-loras, and that --max-loras {limits.places}, "
+            "unless they are given)"
+        )
     if len(config.model.models) > 1:
         yield (
             f"{flag} with {len(config.model.models)} models: adapters belong to one model; serve "

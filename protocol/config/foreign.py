@@ -55,7 +55,8 @@ _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 roun
 _NO_SPECULATION = (
     "not supported yet: draft models and heads; --speculative suffix or ngram drafts from texts"
 )
-_NO_OFFLOAD = "not supported yet: weights and KV memory stay on the device"
+_NO_OFFLOAD = "not supported yet: weights stay on the device"
+_KV_TIERS = "use --kv-tier-memory-bytes or --kv-tier-disk, which keep KV blocks off the device"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _NODES = "use --nodes on the first host and --join on the others: docs/deployment.md"
 _TEMPLATE = "not supported yet: the chat template is the one in the model's folder"
@@ -112,7 +113,8 @@ _EXPLAINED = {
     "node_rank": _NODES,
     "num_scheduler_steps": _ALWAYS,
     "num_speculative_tokens": "use --speculative-tokens",
-    "otlp_traces_endpoint": "not supported yet: OpenTelemetry; `penstock trace` records a timeline",
+    "otlp_traces_endpoint": "use --otel-traces, and name the collector in the environment variable "
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
     "override_generation_config": "edit generation_config.json in a copy of the model's folder",
     "revision": _REVISION,
     "runner": "use --task, which is generate, embed, score or classify",
@@ -122,7 +124,7 @@ _EXPLAINED = {
     "speculative_config": _NO_SPECULATION,
     "speculative_model": _NO_SPECULATION,
     "structured_outputs_config": _GRAMMARS,
-    "swap_space": _NO_OFFLOAD,
+    "swap_space": _KV_TIERS,
     "tokenizer": _FOLDER,
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 
@@ -17,3 +19,15 @@ class Source(msgspec.Struct, frozen=True):
 
 
 Provenance = dict[str, Source]
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
+
+
+def with_places(line: str, sources: Provenance) -> str:
+    """An error, with the places of the settings in it that the environment or a file has given:
+    whoever reads of a flag has not always typed it."""
+    places = []
+    for flag in dict.fromkeys(_FLAG.findall(line)):
+        source = sources.get(flag.replace("-", "_"))
+        if source is not None and source.origin in {"environment", "file"}:
+            places.append(f"--{flag}: {source.origin} {source.detail}")
+    return f"{line} ({'; '.join(places)})" if places else line

@@ -58,8 +58,8 @@ ENGINE = (
         "gauge",
         "Sequences that wait for a place in the batch, by reason: new (never started), resumed "
         "(preempted or continued), grammar (their grammar is being compiled), blocks (what the "
-        "keeper has of their prompt is being loaded), suspect (a step failed with them; they run "
-        "alone).",
+        "keeper has of their prompt is being loaded), adapter (it is not on the device yet), "
+        "suspect (a step failed with them; they run alone).",
         ("reason",),
     ),
     Metric("kv_blocks", "gauge", "KV blocks in all."),
@@ -74,6 +74,15 @@ ENGINE = (
     Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
     Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
+    Metric("adapters_loaded", "gauge", "Adapters that are loaded, on disk alone included."),
+    Metric("adapters_resident", "gauge", "Adapters that are in a place on the device."),
+    Metric("adapters_brought_total", "counter", "Adapters that were brought to the device."),
+    Metric("adapters_evicted_total", "counter", "Adapters that left their place for another."),
+    Metric(
+        "adapters_not_brought_total",
+        "counter",
+        "Adapters that could not be brought to the device; who waited for them got an error.",
+    ),
     Metric(
         "prompt_tokens_total",
         "counter",

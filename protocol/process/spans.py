@@ -12,8 +12,9 @@ thread of its own, and drops what does not fit into its queue, so a dead collect
 nothing. Where to, which and as whom the standard
 variables say (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/):
 ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``…_HEADERS``, ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``,
-``OTEL_BSP_…``; ``OTEL_SDK_DISABLED`` turns all off. Names of attributes are those of the GenAI
-conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/), others begin with ``penstock.``.
+``OTEL_BSP_…``, ``OTEL_…_LIMIT``; ``OTEL_SDK_DISABLED`` turns all off. Names of attributes are those
+of the GenAI conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/), others begin with
+``penstock.``.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Spans:
         ``ValueError`` for variables that the SDK refuses."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import NoOpTracer
 
@@ -108,13 +109,16 @@ class Spans:
         resource = Resource.create({"penstock.process": service, "process.pid": os.getpid()})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
+        limits = SpanLimits()
         provider = TracerProvider(
-            resource=OwnResource(resource.attributes, resource.schema_url), shutdown_on_exit=False
+            resource=OwnResource(resource.attributes, resource.schema_url),
+            shutdown_on_exit=False,
+            span_limits=limits,
         )
         tracer = provider.get_tracer("penstock")
         if isinstance(tracer, NoOpTracer):
             return
-        processor = BatchSpanProcessor(StageExporter(OTLPSpanExporter(), provider))
+        processor = BatchSpanProcessor(StageExporter(OTLPSpanExporter(), provider, limits))
         provider.add_span_processor(processor)
         self._provider, self._tracer = provider, tracer
         self._made, self._queue = Stage, processor.on_end

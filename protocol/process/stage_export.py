@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -27,6 +28,8 @@ from opentelemetry.trace import (
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_MOST_ATTRIBUTES = 16
+"""No stage has more, so a higher limit need not be looked at for each."""
 
 
 class OwnResource(Resource):
@@ -64,13 +67,22 @@ class Stage(ReadableSpan):
 
 
 class StageExporter(SpanExporter):
-    """Makes stages into spans, and gives them to ``exporter`` together with other spans."""
+    """Makes stages into spans, and gives them to ``exporter`` together with other spans.
 
-    def __init__(self, exporter: SpanExporter, provider: TracerProvider) -> None:
+    ``limits``: those of the provider, for attributes.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter, provider: TracerProvider, limits: SpanLimits
+    ) -> None:
         self._exporter = exporter
         self._resource = provider.resource
         self._new_id: Callable[[], int] = provider.id_generator.generate_span_id
         self._scope = InstrumentationScope("penstock")
+        self._count_limit = limits.max_span_attributes
+        self._length_limit = limits.max_span_attribute_length
+        few = self._count_limit is not None and self._count_limit < _MOST_ATTRIBUTES
+        self._is_limited = few or self._length_limit is not None
         # Of a parent that is sampled all samplers of this kind sample its children.
         followed = isinstance(provider.sampler, ParentBased)
         self._sampler: Sampler | None = None if followed else provider.sampler
@@ -109,6 +121,10 @@ class StageExporter(SpanExporter):
         if stage.error:
             attributes = {**(attributes or {}), "error.type": stage.error}
             status = Status(StatusCode.ERROR, stage.error)
+        if self._is_limited:
+            attributes = BoundedAttributes(
+                self._count_limit, attributes, max_value_len=self._length_limit
+            )
         began = since_1970 + int(stage.began * 1e9)
         return ReadableSpan(
             stage.name,

@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 36
+PROTOCOL_VERSION = 37
 
 Message = (
     membership.Hello
@@ -56,6 +56,8 @@ Message = (
     | steps.StepFailed
     | steps.LoadAdapter
     | steps.AdapterLoaded
+    | steps.BringAdapter
+    | steps.AdapterBrought
     | steps.DropAdapter
     | kv_tier.TierOpen
     | kv_tier.TierOpened

@@ -20,6 +20,8 @@ URL_HELP = (
     "the server (default: OPENAI_BASE_URL, else the only one of yours that runs on this host, else "
     f"{DEFAULT_URL})"
 )
+URL_FLAGS = frozenset({"--base-url", "--endpoint", "--server", "--url"})
+"""How other commands and programs take the server's address."""
 
 
 class CommandParser(FlagParser):
@@ -37,6 +39,15 @@ class CommandParser(FlagParser):
         if all(not argument.startswith("-") for argument in extra):
             self.error(f"unexpected argument {extra[0]!r}")
         super()._refuse(parsed, extra)
+
+    def _unknown(self, flag: str) -> str:
+        if flag in URL_FLAGS:
+            if "--url" in self._option_string_actions:
+                return f"unknown flag {flag}: use --url"
+            named = [one.metavar or one.dest for one in self._actions if not one.option_strings]
+            if any("URL" in name for name in named):
+                return f"unknown flag {flag}: give the URL alone: {self.prog} {DEFAULT_URL}"
+        return super()._unknown(flag)
 
 
 def add_key_flag(parser: argparse.ArgumentParser) -> None:

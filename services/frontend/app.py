@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
@@ -72,6 +73,8 @@ RIGHTS: Mapping[str, Right] = {
 """What a route asks of a key; all others are for the role user."""
 _OF_ANY_NAME = frozenset({"/v1/models/{model}", "/v1/admin/models/{model}"})
 """As aiohttp writes paths whose declaration allows a slash within a name."""
+LONGEST_PATH = 256
+"""Characters of an unknown path that are looked at, to find the one that is meant."""
 _PATHS = web.AppKey("paths", frozenset[str])
 
 _log = logging.getLogger("penstock.frontend")
@@ -106,11 +109,23 @@ def _error_response(error: ApiError, dialect: Dialect | None = None) -> web.Resp
     )
 
 
+def _meant(request: web.Request) -> str:
+    """The path that a base URL without its ``/v1``, with two of them or with a slash too many has
+    missed; empty: there is none."""
+    parts = [part for part in request.path[:LONGEST_PATH].split("/") if part]
+    rest = parts[sum(1 for part in takewhile("v1".__eq__, parts)) :]
+    for path in ("/" + "/".join(rest), "/v1/" + "/".join(rest)):
+        if rest and path in request.app[_PATHS]:
+            return path
+    return ""
+
+
 def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:
     """aiohttp's own refusals in our shape."""
     where = f"{show(request.method)[1:-1]} {show(request.path)[1:-1]}"
     if error.status == 404:
-        found = status_error(404, f"There is no {where}")
+        meant = _meant(request)
+        found = status_error(404, f"There is no {where}" + (f"; there is {meant}" if meant else ""))
     elif error.status == 405:
         found = status_error(405, f"There is no {where}; allowed: {error.headers['Allow']}")
         found.headers = {"Allow": error.headers["Allow"]}

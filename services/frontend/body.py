@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -177,13 +178,24 @@ def check_depth(body: bytes, pause: Pause = no_pause) -> None:
             )
 
 
+def _not_json(body: bytes, error: Exception) -> str:
+    """Why the decoder has failed, in words that tell a client what to send."""
+    if not body:
+        return "The request body is empty; a JSON object is needed"
+    if body.startswith(codecs.BOM_UTF8):
+        return "The request body begins with a byte order mark; send UTF-8 without one"
+    if body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "The request body is UTF-16; send UTF-8"
+    return f"The request body is not valid JSON: {str(error)[:200]}"
+
+
 def decode_object(body: bytes, pause: Pause = no_pause) -> dict[str, Any]:
     """Decode a JSON object and leave out its null fields. Raises ``ApiError`` 400."""
     check_depth(body, pause)
     try:
         decoded = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise bad_request(f"The request body is not valid JSON: {str(error)[:200]}") from None
+        raise bad_request(_not_json(body, error)) from None
     if not isinstance(decoded, dict):
         raise bad_request(f"The request body must be a JSON object, got {show(decoded)}")
     return {key: value for key, value in decoded.items() if value is not None}

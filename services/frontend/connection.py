@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -60,6 +61,8 @@ def drop_clients_faults(record: logging.LogRecord) -> bool:
 
 _log = logging.getLogger("penstock.frontend.http")
 _log.addFilter(drop_clients_faults)
+_UNREAD_ENCODING = re.compile(r"Can not decode content-encoding: \w+ \((\w+)\)\. Please install")
+"""What aiohttp says to clients of a package that is not installed here."""
 _OPTIONS: dict[str, Any] = {"access_log": None, "logger": _log}
 """None switches the access log off; aiohttp's annotation does not know it."""
 
@@ -69,6 +72,8 @@ def malformed(error: BaseException | None) -> ApiError:
     text = error.message if isinstance(error, HttpProcessingError) else ""
     if isinstance(error, InvalidURLError):  # its message is the URL alone
         text = f"Invalid URL: {text}"
+    if unread := _UNREAD_ENCODING.match(text):
+        text = f"Content-Encoding {unread[1]} is not read; send gzip, deflate or none"
     words = "".join(char if char.isprintable() else " " for char in text).strip(" ^").split()
     reason = " ".join(words).rstrip(":")[:MAX_REASON] or "it cannot be parsed"
     return bad_request(f"The request is not valid HTTP: {reason}", code="malformed_http")

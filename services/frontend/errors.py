@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.client.refusals import SHUTTING_DOWN
 from penstock.protocol.validation import InvalidValue
 from penstock.protocol.wire.messages.requests import Rejected
 from penstock.services.frontend.bodies.responses import ErrorBody, ErrorInfo
@@ -63,6 +64,17 @@ def retry_after(seconds: float | None) -> dict[str, str]:
     if seconds is None:
         return {}
     return {"Retry-After": str(max(1, math.ceil(min(seconds, 86_400.0))))}
+
+
+def shutting_down() -> ApiError:
+    """What a connection hears that asks for something new while its server goes down."""
+    return ApiError(
+        503,
+        "The server is shutting down; connect again",
+        kind="overloaded_error",
+        code=SHUTTING_DOWN,
+        headers=retry_after(1.0),
+    )
 
 
 def from_rejected(rejected: Rejected) -> ApiError:

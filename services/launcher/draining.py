@@ -28,8 +28,11 @@ class Draining:
         self._told_at = 0.0
         """Monotonic time of the last line with a number of requests; 0 before the first."""
 
-    def begin(self, number: int) -> None:
+    def begin(self, number: int, *, was_ready: bool) -> None:
         """``number``: of the signal that asked for it."""
+        if not was_ready:
+            self._log.info(f"{signal.Signals(number).name}: the server ends before it was ready")
+            return
         again = "Ctrl-C" if number == signal.SIGINT else "signal"
         self._log.info(
             f"{signal.Signals(number).name}: draining; running requests have {self._timeout:g} s "

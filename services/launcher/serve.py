@@ -7,8 +7,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,28 +23,25 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.administration import JOIN_HOST, Ask, Told
-from penstock.protocol.wire.messages.membership import Peer
 from penstock.services.launcher.adapter_set import AdapterSet, require_none
+from penstock.services.launcher.announcement import announcement
 from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.first_host import FirstHost, devices_here
 from penstock.services.launcher.later_models import Configure, LaterModels
 from penstock.services.launcher.listening import (
     answers_ready,
-    at,
     check_router_is_free,
     listen_for,
     reserve,
-    unix_url,
     url,
 )
 from penstock.services.launcher.model_set import ModelSet
+from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
-    AnnouncedModel,
     Announcement,
     StartupLines,
     announce,
-    has_chat_template,
 )
 from penstock.services.launcher.ray_hosts import RayHosts, connect, on_ray
 from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
@@ -69,22 +67,8 @@ def run(
     began = time.monotonic() if began is None else began
     configs = _placed(configs)
     config = configs[0]
-    people = _for_people(config)
     with contextlib.ExitStack() as stack:
-        listener, leave = listen_for(config.server)
-        stack.enter_context(listener)
-        if config.server.uds:
-            stack.callback(leave)
-        grpc = _reserved(config.server, stack)
-        cluster, log, members, folder = stack.enter_context(_cluster(config))
-        server = config.server if config.cluster.router else sharing_responses(config, cluster)
-        if config.server.has_grpc:
-            server = _with_grpc(server, grpc, configs)
-        configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
-        drain = config.launch.drain_timeout_s
-        served = [(one.model.names()[0], one.model.model) for one in configs]
-        registration = Registration(folder, cluster.router, drain, served)
-        stack.callback(registration.remove)
+        configs, listener, leave, grpc, members, log, registration = _taken(configs, stack)
         children = make_children(configs, listener, os.environ)
         first = _first_host(configs[0], children, members, log, stack)
         models = None
@@ -92,15 +76,13 @@ def run(
             making = LaterModels(configs, children, configure, registration)
             models = _model_set(configs, children, making, members, log, first)
         lines, tls = _startup_lines(config, log), bool(config.server.tls_cert)
-        asleep = [] if models is None else models.asleep
-        awake = children.all if first is None else children.without_engines
-        started = [child for child in awake if child not in asleep]
+        started = _started(children, models, first)
         _say_start(lines, len(started), configs, first is not None, builtin, layout)
         supervisor = Supervisor(
             started,
             members,
             log,
-            drain_timeout_s=drain,
+            drain_timeout_s=config.launch.drain_timeout_s,
             startup_timeout_s=config.launch.startup_timeout_s,
             on_phase=lines.phase,
             is_ready=lambda: (first is None or first.placed) and answers_ready(listener, tls=tls),
@@ -108,8 +90,8 @@ def run(
                 registration,
                 models,
                 children,
-                _announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
-                people,
+                announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
+                _for_people(config),
             ),
             on_stop=lambda: _close(listener, leave, models, members),
             models=models,
@@ -120,6 +102,51 @@ def run(
             return supervise(supervisor, before_error=lines.clear)
         first.add = supervisor.add
         return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+
+
+class _Taken(NamedTuple):
+    """What a server holds before a process of it starts, until its end."""
+
+    configs: Sequence[Config]
+    """With the addresses that were taken."""
+    listener: socket.socket
+    leave: Callable[[], None]
+    """Takes the socket's name away from those who look for it."""
+    grpc: socket.socket | None
+    members: ClusterView
+    log: Logger
+    registration: Registration
+
+
+def _taken(configs: Sequence[Config], stack: contextlib.ExitStack) -> _Taken:
+    """The ports, a folder for the sockets, a seat among the members, an entry among the running
+    servers; ``stack`` gives them back. Raises ``AddressError``, ``SecurityError``."""
+    config = configs[0]
+    listener, leave = listen_for(config.server)
+    stack.enter_context(listener)
+    if config.server.uds:
+        stack.callback(leave)
+    grpc = _reserved(config.server, stack)
+    cluster, log, members, folder = stack.enter_context(_cluster(config))
+    server = config.server if config.cluster.router else sharing_responses(config, cluster)
+    if config.server.has_grpc:
+        server = _with_grpc(server, grpc, configs)
+    configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
+    served = [(one.model.names()[0], one.model.model) for one in configs]
+    drain = config.launch.drain_timeout_s
+    registration = Registration(folder, cluster.router, drain, served)
+    stack.callback(registration.remove)
+    return _Taken(configs, listener, leave, grpc, members, log, registration)
+
+
+def _started(
+    children: ServerChildren, models: ModelSet | None, first: FirstHost | None
+) -> list[Child]:
+    """The processes that start now: not those of models that sleep, nor engines of several hosts
+    while these are not there."""
+    asleep = [] if models is None else models.asleep
+    awake = children.all if first is None else children.without_engines
+    return [child for child in awake if child not in asleep]
 
 
 def _placed(configs: Sequence[Config]) -> list[Config]:
@@ -264,42 +291,6 @@ def _for_people(config: Config) -> bool:
     """Whether the announcement is for people: unless JSON was asked for, or nobody watches."""
     auto = _form(config) == "auto" and is_terminal(1)
     return auto or logs.for_people(_form(config))
-
-
-def _announcement(
-    configs: Sequence[Config],
-    address: str,
-    grpc: socket.socket | None,
-    peers: Iterable[Peer],
-    began: float,
-) -> Announcement:
-    """``peers``: this server's processes, whose engines know what they hold."""
-    engines = [peer for peer in peers if peer.service == "scheduler"]
-    config = configs[0]
-    return Announcement(
-        url=address,
-        grpc=at(grpc) if grpc is not None else unix_url(config.server.grpc_uds),
-        models=[_announced(one, engines) for one in configs],
-        device=config.device.device,
-        router=config.cluster.router,
-        seconds=round(time.monotonic() - began, 2),
-        drain_timeout_s=config.launch.drain_timeout_s,
-        keys=config.server.has_keys,
-    )
-
-
-def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
-    name, folder = config.model.names()[0], Path(config.model.model)
-    capacities = [peer.capacity for peer in engines if peer.identity.is_of(name)]
-    return AnnouncedModel(
-        model=name,
-        folder=str(folder),
-        dtype=config.model.dtype,
-        stored_dtype=read_model_info(folder).dtype,
-        max_model_len=min((one.max_model_len for one in capacities), default=0),
-        kv_tokens=sum(one.all_kv_tokens for one in capacities),
-        chat=has_chat_template(folder),
-    )
 
 
 def run_headless(config: Config) -> int:

@@ -323,7 +323,7 @@ class Supervisor:
         first = self._signals.popleft()
         self._on_stop()
         draining = Draining(self._members, self._log, self._drain_timeout)
-        draining.begin(first)
+        draining.begin(first, was_ready=self._ready)
         patience = self._drain_timeout + STOP_SECONDS
         for service in STOP_ORDER if self._ready else ():
             self._stop_service(service, patience, draining.look)

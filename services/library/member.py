@@ -176,32 +176,32 @@ class Member:
         now, left = time.monotonic(), work.head.time_left
         if left is not None and called is not None:
             left = max(0.0, called + left - now)
+        capacity = self.capacity
         head = msgspec.structs.replace(work.head, model=self.model, request_id=name, time_left=left)
+        adapted = self._refusal(head, capacity) or adapted_head(head, capacity)
         params = work.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(63))
-        work = msgspec.structs.replace(work, head=head, params=params)
+        sent = head if isinstance(adapted, Rejected) else adapted
+        work = msgspec.structs.replace(work, head=sent, params=params)
         submission = Submission(work, self._meters, name)
         if wake is None:
             sink = AnswerSink(submission.progress, submission.answers, prompts=submission.prompts)
         else:
             sink = WakingSink(submission, wake)
-        adapted = self._refusal(head) or adapted_head(head, self.capacity)
         if isinstance(adapted, Rejected):
             sink.on_rejected(adapted)
             return submission
-        work = msgspec.structs.replace(work, head=adapted)
         submission.id = self.ledger.submit(work, sink, now)
         submission.request = self.ledger.open.get(submission.id)
         return submission
 
-    def _refusal(self, head: RequestHead) -> Rejected | None:
+    def _refusal(self, head: RequestHead, capacity: Capacity) -> Rejected | None:
         """Of a request for what the engine does not do, once it is known what it does."""
-        capacity = self.capacity
         if not capacity.max_model_len or (head.task == GENERATE and capacity.generates):
             return None
         sizes = capacity.max_model_len, capacity.vocab_size
-        served = ServedModel(self.model, [], *sizes, capacity.tasks, capacity.generates)
+        served = ServedModel(head.model, [], *sizes, capacity.tasks, capacity.generates)
         return task_refusal(head, [served])
 
     def take_messages(self) -> None:

@@ -184,8 +184,9 @@ class Placement:
         if len(self._routes) > MAX_ROUTES:
             self._routes.popitem(last=False)
         member.recent += 1.0
-        if prefix:
-            self._roster.prefixes.sent(member.incarnation, prefix, now)
+        prefixes = self._roster.prefixes
+        if prefix and prefixes.num_engines > 1:  # where there is but one, nobody chooses
+            prefixes.sent(member.incarnation, prefix, now)
 
     def keep(self, key: Key, now: float) -> None:
         """The request waits for a member: where it was is remembered from now on again."""

@@ -74,6 +74,10 @@ class PrefixIndex:
             digest, _ = engine.told.popitem(last=False)
             self._drop(engine, digest)
 
+    @property
+    def num_engines(self) -> int:
+        return len(self._engines)
+
     def sent(self, incarnation: int, prefix: bytes, now: float) -> None:
         """A prompt with these digests went to an engine, which will compute what it lacks."""
         engine = self._engines.get(incarnation)

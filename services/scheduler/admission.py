@@ -128,6 +128,10 @@ class Offers(NamedTuple):
     """To generate included."""
     adapters: Collection[str] | None = None
     """Digests of those that are loaded."""
+    places: int | None = None
+    """Adapters that may be on the device at once."""
+    resident: Collection[str] = ()
+    """Digests of those that were when the worker attached."""
 
     def lacks(self, head: RequestHead) -> str:
         """Why a request should have gone to another engine, in words; empty: it should not. The
@@ -199,7 +203,7 @@ def make_sequences(
     if not wanted or len(dict.fromkeys(wanted)) != len(wanted):
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
     prompts, seconds = _prompts(work)
-    sequences = []
+    most, sequences = limits.max_sequence_len, []
     for state, prompt, second in zip(work.choices, prompts, seconds, strict=True):
         _check_sampling(state.sampling)
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
@@ -208,8 +212,8 @@ def make_sequences(
         tokens.extend(output)
         wanted_len = prompt_len + request.max_output
         is_whole = request.has_task or (output and len(tokens) >= wanted_len)
-        if len(tokens) + (not is_whole) > limits.max_sequence_len and request.head.accepted:
-            raise TooLarge(too_small(len(tokens), wanted_len, limits.max_sequence_len))
+        if len(tokens) + (not is_whole) > most and request.head.accepted:
+            raise TooLarge(too_small(len(tokens), wanted_len, most))
         sequences.append(
             Sequence(
                 request=request,
@@ -217,7 +221,7 @@ def make_sequences(
                 number=next(numbers),
                 tokens=tokens,
                 prompt_len=prompt_len,
-                max_len=min(wanted_len, limits.max_sequence_len),
+                max_len=min(wanted_len, most),
                 wanted_len=wanted_len,
                 prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
                 second=second,

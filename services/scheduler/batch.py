@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.kv_holder import NEVER
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from penstock.services.scheduler.adapter_places import AdapterPlaces
 
 
 class RunningBatch:
@@ -34,6 +38,8 @@ class RunningBatch:
         """Sequences by their number, in order of admission."""
         self.gone: list[int] = []
         """Slots that the next plan must drop."""
+        self.adapters: AdapterPlaces | None = None
+        """Hears of sequences that have an adapter."""
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -73,8 +79,11 @@ class RunningBatch:
         slot = heapq.heappop(self._free_slots) if self._micro_batches == 1 else self._evenly()
         sequence.slot = slot
         sequence.decoding = False
+        sequence.num_noted = 0
         self._slots[slot] = sequence
         self.sequences[sequence.number] = sequence
+        if self.adapters is not None and sequence.request.head.adapter:
+            self.adapters.started(sequence)
 
     def _evenly(self) -> int:
         """Take the lowest free slot of the smallest micro-batch."""
@@ -111,6 +120,8 @@ class RunningBatch:
         heapq.heappush(self._free_slots, sequence.slot)
         self.gone.append(sequence.slot)
         del self.sequences[sequence.number]
+        if self.adapters is not None and sequence.request.head.adapter:
+            self.adapters.left(sequence)
         self._kv.release(sequence.kv)
         self._note_prefixes(sequence)
         if sequence.decoding:

@@ -14,12 +14,9 @@ from collections.abc import Callable
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import Rejected, TokenWork
-from penstock.protocol.wire.messages.steps import (
-    StepFailed,
-    StepPlan,
-    StepResult,
-)
+from penstock.protocol.wire.messages.steps import StepFailed, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import TokenBatch
+from penstock.services.scheduler.adapter_places import AdapterPlaces
 from penstock.services.scheduler.admission import (
     Offers,
     Unservable,
@@ -31,10 +28,7 @@ from penstock.services.scheduler.admission import (
 )
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.crash_only import crash_only
-from penstock.services.scheduler.endings import (
-    LENGTH,
-    Ending,
-)
+from penstock.services.scheduler.endings import LENGTH, Ending
 from penstock.services.scheduler.failures import SUSPECT_STALLS, FailureHandler
 from penstock.services.scheduler.in_flight import StepsInFlight
 from penstock.services.scheduler.integrity import check_state
@@ -105,6 +99,7 @@ class SchedulerCore:
         self._in_flight = StepsInFlight(least, most_in_flight, shape, limits.micro_batches)
         self._failures = FailureHandler(self._sequences, self._in_flight, num_ranks > 1)
         self._results = ResultReader(self._sequences, self._failures)
+        self.adapters = AdapterPlaces(self._sequences, self._in_flight, num_ranks)
         self._new_planner()
 
     # Requests.
@@ -227,6 +222,7 @@ class SchedulerCore:
             return None
         self._sequences.expire(now)
         self._waiting.wake(now)
+        self.adapters.look(now)
         step = self._planner.plan(self._in_flight.last + 1, now)
         for sequence in self._planner.take_stuck():
             self._sequences.end(sequence, LENGTH)
@@ -393,6 +389,7 @@ class SchedulerCore:
             self.limits, self._policy, self._caching, self._waiting, self.counters,
             self._prefill_budget, self._shape, self.prefixes, self._sequences.started,
         )  # fmt: skip
+        self._planner.batch.adapters = self.adapters.begin(self.offers)
         self._results.max_row_tokens = self.limits.max_row_tokens
         if self._tier is not None:
             self._tier.begin(self.epoch, self.limits, self._planner)

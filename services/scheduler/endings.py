@@ -69,6 +69,15 @@ def row_failed(failure: RowFailure) -> Ending:
     return Ending(EndReason.ERROR, message=failure.reason, status=failure.status)
 
 
+def not_brought(reason: str) -> Ending:
+    """Its adapter could not be brought into a place of the device."""
+    return Ending(
+        EndReason.ERROR,
+        message=f"the request's adapter could not be brought to the device: {reason}",
+        status=500,
+    )
+
+
 def by_output(sequence: Sequence) -> Ending | None:
     """How the known output ends a sequence, if it does. One that may generate nothing has ended,
     unless something of its prompt is to be computed."""

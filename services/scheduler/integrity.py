@@ -23,6 +23,8 @@ def check_state(
     batch = planner.batch
     planner.kv.check(sequence.kv for sequence in batch.sequences.values())
     batch.check()
+    if batch.adapters is not None:
+        batch.adapters.check(batch.sequences.values())
     waiting.check()
     rows = [row for step in pending for row in step.rows]
     places = 0

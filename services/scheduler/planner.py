@@ -224,6 +224,9 @@ class Planner:
             sequence = self._waiting.first()
             if sequence.in_flight or (sequence.suspect and len(self.batch)):
                 return
+            adapters = self.batch.adapters
+            if adapters is not None and not adapters.admits(sequence, step.now):
+                continue
             if self._whole and len(sequence.tokens) > step.budget:
                 return
             if not self._head_room.may_fit(sequence.kv, owed):

@@ -136,6 +136,8 @@ class Sequence:
     # Where it is.
     slot: int = -1
     """-1: not running."""
+    num_noted: int = 0
+    """Prefixes that were looked for since it began to run: see ``CachedPrefixes``."""
     queue_place: QueuePlace | None = None
     """``None``: not waiting."""
     finished: bool = False

@@ -17,27 +17,15 @@ from penstock.protocol.process.metrics import Counter, Registry
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.administration import (
-    LOAD_ADAPTER,
-    UNLOAD_ADAPTER,
-    AdapterPlace,
-    Ask,
-    Told,
-)
+from penstock.protocol.wire.messages.administration import Ask
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
-from penstock.protocol.wire.messages.steps import (
-    AdapterLoaded,
-    Attached,
-    StepFailed,
-    StepPlan,
-    StepResult,
-)
+from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
+from penstock.services.scheduler.adapter_messages import AdapterMessages
 from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
-from penstock.services.scheduler.engine_adapters import EngineAdapters
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.keeping import Keeping
 from penstock.services.scheduler.limits import Limits
@@ -82,7 +70,7 @@ class SchedulerService(LoopService):
         self._plans = SentPlans(self.group.send)
         self._plan_at = 0.0
         self._idle_check = IdleCheck()
-        self._adapters = EngineAdapters(config.cluster.world_size, self.group.send)
+        self._adapters = AdapterMessages(self, config.cluster.world_size)
         self._model = config.model.names()[0]
         self._keeping: Keeping | None = None
         """Blocks outside of KV memory; ``None``: there are none."""
@@ -129,8 +117,8 @@ class SchedulerService(LoopService):
             adapters=whole.adapters,
             ends=end_tokens(self.config.model.model),
         )
-        self._adapters.attached(whole.adapters)
-        offers = Offers(capacity.done, self._adapters.digests)
+        loaded = self._adapters.attached(whole)
+        offers = Offers(capacity.done, loaded, whole.places, whole.resident)
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
@@ -207,27 +195,6 @@ class SchedulerService(LoopService):
         engines = self.participant.of("scheduler", ready_only=True, model=self._model)
         return any(peer.identity.engine != self.config.cluster.engine for peer in engines)
 
-    # --- adapters
-
-    def _asked(self, asked: Ask, now: float) -> Told:
-        """The answer to a frontend; empty to what it cannot be asked, or not yet."""
-        answer = b""
-        if self.group.attached and self.core is not None and self._draining_since is None:
-            if asked.what == LOAD_ADAPTER:
-                place = msgspec.msgpack.decode(asked.about, type=AdapterPlace)
-                answer = msgspec.msgpack.encode(self._adapters.load(place))
-            elif asked.what == UNLOAD_ADAPTER:
-                answer = msgspec.msgpack.encode(self._adapters.unload(asked.about.decode(), now))
-                self._offer(self.core)
-        return Told(asked.number, answer)
-
-    def _offer(self, core: SchedulerCore) -> None:
-        """The adapters have changed."""
-        core.offers = core.offers._replace(adapters=self._adapters.digests)
-        self.status.capacity = msgspec.structs.replace(
-            self.status.capacity, adapters=self._adapters.adapters
-        )
-
     # --- messages
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
@@ -239,15 +206,16 @@ class SchedulerService(LoopService):
                     self._failed_beside.append(message)
             case Attached():
                 self._on_attached(sender, message, now)
-            case AdapterLoaded() if self.core is not None and self.group.has(sender):
-                self._adapters.answered(sender, message, now)
-                self._offer(self.core)
             case Ask():
-                self.mailbox.send(message.reply_to, self._asked(message, now))
+                takes = self.group.attached and self._draining_since is None
+                told = self._adapters.asked(message, self.core if takes else None, now)
+                self.mailbox.send(message.reply_to, told)
             case Enqueue() if self.ledger is None or (
                 not self.group.attached and self._another_is_ready()
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
+            case _ if self._adapters.handle(sender, message, now):
+                pass
             case _ if self._keeping is not None and self._keeping.handle(sender, message, now):
                 self._look_if_ready(now)
             case _:
@@ -309,6 +277,7 @@ class SchedulerService(LoopService):
             _add_part(meters.send, SEND_PLAN, began, plan.step)
         if self._keeping is not None:
             self._keeping.send()
+        self._adapters.send(core)
         if ended := core.drain():
             batches.append(ended)
         for batch in batches:
@@ -343,8 +312,8 @@ class SchedulerService(LoopService):
     def on_tick(self, now: float) -> None:
         self._find_workers(now)
         self._plans.resend(now)
-        if self.core is not None and self._adapters.sweep(self.core.not_done_by, now):
-            self._offer(self.core)
+        if self.core is not None:
+            self._adapters.tick(self.core, now, self.metrics)
         if self.ledger is not None and self.core is not None:
             if not self.group.attached and not self.drained() and self._another_is_ready():
                 self.ledger.hand_over()

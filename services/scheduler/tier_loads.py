@@ -116,9 +116,7 @@ class Loads:
     def _put_off(self, sequence: Sequence, run: int, until: float) -> list[Waiter]:
         sequence.fetched = True
         self._waiting.remove(sequence)
-        self._waiting.put_off(sequence, until, LOADING)
-        place = sequence.queue_place
-        return [] if place is None else [Waiter(sequence, place, run)]
+        return [Waiter(sequence, self._waiting.put_off(sequence, until, LOADING), run)]
 
     def stored(self) -> None:
         """Those who waited for a store look again at what is kept."""

@@ -13,7 +13,11 @@ SUSPECT, RESUMED, NEW, PUT_OFF = 0, 1, 2, 3
 """Ranks: a step that died is cleared up first, then comes what has been running before. What is put
 off does not start before its time."""
 LOADING = "loading"
-"""Where those are put off whose KV blocks are being loaded."""
+"""Where those are put off whose KV blocks are being loaded, …"""
+ADAPTER = "adapter"
+"""… and those whose adapter is in no place of the device."""
+GRAMMAR = ""
+"""The others."""
 
 
 class WaitingQueue:
@@ -25,8 +29,7 @@ class WaitingQueue:
             Lanes(policy.lane_key) for _ in (SUSPECT, RESUMED, NEW)
         ]
         self._put_off: OrderedQueue[Sequence] = OrderedQueue()
-        self._loading = 0
-        """How many of them wait for blocks."""
+        self._num_put_off = {GRAMMAR: 0, LOADING: 0, ADAPTER: 0}
         self.num_requests = 0
         """Requests with a waiting sequence; of a batch each of these counts as one."""
         self.num_prompt_tokens = 0
@@ -57,19 +60,21 @@ class WaitingQueue:
         return {
             "new": new,
             "resumed": resumed,
-            "grammar": self.num_put_off - self._loading,
-            "blocks": self._loading,
+            "grammar": self._num_put_off[GRAMMAR],
+            "blocks": self._num_put_off[LOADING],
+            "adapter": self._num_put_off[ADAPTER],
             "suspect": suspect,
         }
 
-    def put_off(self, sequence: Sequence, until: float, lane: str = "") -> None:
-        """Let a sequence wait, and not start before ``until``, monotonic seconds. ``lane``:
-        ``LOADING`` where it waits for blocks."""
+    def put_off(self, sequence: Sequence, until: float, lane: str = GRAMMAR) -> QueuePlace:
+        """Let a sequence wait, and not start before ``until``, monotonic seconds. ``lane``: what
+        for."""
         self._enter(sequence)
-        self._loading += lane == LOADING
+        self._num_put_off[lane] += 1
         place = QueuePlace(PUT_OFF, lane, (until, sequence.number))
         self._put_off.push(place.key, sequence)
         sequence.queue_place = place
+        return place
 
     def wake(self, now: float) -> None:
         """Let those start that were put off until now."""
@@ -125,7 +130,7 @@ class WaitingQueue:
             return
         if place.rank == PUT_OFF:
             self._put_off.remove(place.key)
-            self._loading -= place.lane == LOADING
+            self._num_put_off[place.lane] -= 1
         else:
             self._ranks[place.rank].remove(place.lane, place.key)
         sequence.queue_place = None

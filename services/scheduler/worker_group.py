@@ -128,7 +128,9 @@ class WorkerGroup:
             self._answers.clear()
             return None
         self.attached, self.note = True, ""
-        return msgspec.structs.replace(answers[0], sizes=sizes)
+        everywhere = set.intersection(*(set(one.resident) for one in answers))
+        resident = [digest for digest in answers[0].resident if digest in everywhere]
+        return msgspec.structs.replace(answers[0], sizes=sizes, resident=resident)
 
     def _difference(self, answers: list[Attached]) -> str:
         """In what ranks differ that must not; empty: in nothing."""
@@ -141,6 +143,7 @@ class WorkerGroup:
             pairs.append(("generation", answers[0].generates, answers[rank].generates))
             held = [_digests(answers[each].adapters) for each in (0, rank)]
             pairs.append(("adapters", held[0], held[1]))
+            pairs.append(("places of adapters", answers[0].places, answers[rank].places))
             for name in answers[0].sizes.__struct_fields__:
                 if name not in MAY_DIFFER:
                     mine, theirs = (getattr(answers[r].sizes, name) for r in (0, rank))

@@ -21,6 +21,7 @@ from penstock.protocol.tasks import GENERATE, OF_FOLDERS
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     PoolingParams,
+    Tokens,
     TokenWork,
     Work,
 )
@@ -49,6 +50,8 @@ MAX_STREAMED_ECHO = 8192
 MAX_STREAMED_LOGPROBS = 2048
 """Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
 stay below what a slow reader may have."""
+_QUICK_TOKENS = 4096
+"""A prompt of so many ids, about 20 µs of work, is not worth a thread."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
@@ -87,7 +90,8 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
         )
     if asked > room and not work.fits_window:
         raise window_exceeded(
-            f"the prompt has {length} tokens and max_tokens is {asked}, together "
+            f"the prompt has {length} {'token' if length == 1 else 'tokens'} and max_tokens is "
+            f"{asked}, together "
             f"{length + asked}; the maximum context length is {max_model_len} tokens "
             f"(--max-model-len): shorten the prompt or ask for at most {room}",
             "max_tokens",
@@ -172,6 +176,19 @@ def may_have_grammar(work: Work) -> bool:
     return output is not None and (bool(output.tools) or output.thinking_budget is not None)
 
 
+def may_be_quick(work: Work) -> bool:
+    """Whether nothing of a request is text that is to be encoded, and its ids are few."""
+    params = work.params
+    return (
+        isinstance(work.prompt, Tokens)
+        and len(work.prompt.ids) <= _QUICK_TOKENS * TOKEN_BYTES
+        and work.head.task == GENERATE
+        and work.output is None
+        and params.structured_outputs is None
+        and not (params.bad_words or params.banned_strings or params.dry_multiplier)
+    )
+
+
 def _check_closable(family: Family, text_model: TextModel) -> None:
     """Raise ``PromptError`` where no token closes the model's thinking."""
     marks = family.reasoning
@@ -213,6 +230,8 @@ def _grammar(
             if family.channels:
                 turn = channel_turn(text_model, prompt, family)
             grammar = tool_grammar(family, vocabulary, output, strictness, grammar, turn)
+    if budget is None and grammar is None:
+        return None
     thought = thinking(text_model, prompt, family.reasoning)
     if budget is not None and thought.start_after:
         grammar = within_budget(budget, thought, grammar)

@@ -18,6 +18,7 @@ from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
+from penstock.protocol.process import logs
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
@@ -44,6 +45,7 @@ from penstock.services.tokenizer.pooled_stream import PooledStream
 from penstock.services.tokenizer.preparation import (
     Prepared,
     PromptError,
+    may_be_quick,
     may_have_grammar,
     prepare,
 )
@@ -164,6 +166,9 @@ class TokenizerService(AsyncService):
             message = f"the tokenizer does not know the task {task!r}: install its package here too"
             self._refuse(request_id, attempt, 400, message)
             return
+        if may_be_quick(work):
+            self._prepare_now(request_id, attempt, work)
+            return
         head, tenant = work.head, work.head.tenant
         plain = not may_have_grammar(work)
         room = self._room if plain else self._vetting_room
@@ -184,14 +189,30 @@ class TokenizerService(AsyncService):
             strictness = self.config.model.tool_strictness
             make = partial(prepare, folder_tasks=self._tasks_for(task))
             future = threads.submit(tenant, make, *known, seed, self.grammars, strictness)
-        self.encoding[request_id, attempt] = self.loop.call_later(
-            ENCODE_SECONDS, self._too_late, request_id, attempt, future
+        began = self.loop.time()
+        self.encoding[request_id, attempt] = self.loop.call_at(
+            began + ENCODE_SECONDS, self._too_late, request_id, attempt, future
         )
         future.add_done_callback(
             lambda done: self.loop.call_soon_threadsafe(
-                self._encoded, request_id, attempt, head, done
+                self._encoded, request_id, attempt, head, began, done
             )
         )
+
+    def _prepare_now(self, request_id: int, attempt: int, work: Work) -> None:
+        """Prepare a request that takes less time than to wake a thread for it."""
+        began, done = self.loop.time(), Future[Prepared]()
+        known = self._max_model_len(work.head.task), work.params.seed or 0
+        try:
+            done.set_result(prepare(work, self._text_model(), self.info, *known))
+        except Exception as error:
+            done.set_exception(error)
+        self._encoded(request_id, attempt, work.head, began, done)
+
+    def _text_model(self) -> TextModel:
+        if self.text is None:
+            raise RuntimeError("a request was prepared before the tokenizer was read")
+        return self.text
 
     def _too_late(
         self, request_id: int, attempt: int, future: Future[Prepared] | Future[Answered]
@@ -212,18 +233,18 @@ class TokenizerService(AsyncService):
         request_id: int,
         attempt: int,
         head: RequestHead,
+        began: float,
         done: Future[Prepared] | Future[Answered],
     ) -> None:
+        """``began``: when it came, by the loop's clock."""
         self._vetting.discard((request_id, attempt))
         self._room.leave((request_id, attempt))
         self._vetting_room.leave((request_id, attempt))
         timer = self.encoding.pop((request_id, attempt), None)
-        waited = 0.0
         if timer is not None:
             timer.cancel()
-            waited = self.loop.time() - (timer.when() - ENCODE_SECONDS)
-            if SPANS.on:
-                self._record(head, attempt, timer.when() - ENCODE_SECONDS, done)
+        if SPANS.on:
+            self._record(head, attempt, began, done)
         try:
             found = done.result()
         except CancelledError:
@@ -243,10 +264,11 @@ class TokenizerService(AsyncService):
         if isinstance(found, Answered):
             self.ledger.answered(request_id, attempt, *found)
         else:
-            if timer is not None:
-                self._encode_seconds(waited)
+            self._encode_seconds(self.loop.time() - began)
             made = self._streams(request_id, found), time.monotonic(), self._guards(found)
             self.ledger.encoded(request_id, attempt, found.work, found.params, *made)
+            facts = {"attempt": attempt, "prompt_tokens": len(found.work.prompt) // TOKEN_BYTES}
+            logs.record("debug", "request encoded", facts | log_fields(head))
         self.flush()
 
     def _record(
@@ -269,11 +291,9 @@ class TokenizerService(AsyncService):
     def _streams(self, request_id: int, prepared: Prepared) -> MakeStream:
         """What makes the streams of the request's choices."""
         work, params, reading, pooling = prepared
-        text, task = self.text, self.tasks.get(work.head.task)
+        text, task = self._text_model(), self.tasks.get(work.head.task)
         if work.head.task in OF_FOLDERS:
             task = self._tasks_for(work.head.task).task(work.head.task, pooling)
-        if text is None:
-            raise RuntimeError("a request was prepared before the tokenizer was read")
         if task is not None:
             stream = PooledStream(task)
             return lambda choice: stream

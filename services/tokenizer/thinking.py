@@ -12,6 +12,8 @@ from penstock.services.tokenizer.text_model import TextModel
 
 _TAIL = 512
 """Tokens of a prompt's end that are looked at for marks that are no tokens of their own."""
+_BLOCK = 4096
+"""Tokens that are looked through at a time, from the end."""
 
 
 class Thinking(NamedTuple):
@@ -115,6 +117,13 @@ def _tail(text_model: TextModel, prompt: bytes, start: str | None) -> str:
 
 
 def _last(ids: np.ndarray[tuple[int], np.dtype[np.int32]], wanted: list[int]) -> int:
-    """Where one of these ids stands last, or -1."""
-    (places,) = np.isin(ids, wanted).nonzero()
-    return int(places[-1]) if len(places) else -1
+    """Where one of these ids stands last, or -1. It is looked for from the end."""
+    if not wanted:
+        return -1
+    for stop in range(len(ids), 0, -_BLOCK):
+        block = ids[max(0, stop - _BLOCK) : stop]
+        found = block == wanted[0] if len(wanted) == 1 else np.isin(block, wanted)
+        (places,) = found.nonzero()
+        if len(places):
+            return int(places[-1]) + max(0, stop - _BLOCK)
+    return -1

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.protocol.wire.messages.steps import AdapterLoaded, DropAdapter, LoadAdapter
+from penstock.protocol.wire.messages.steps import (
+    AdapterLoaded,
+    BringAdapter,
+    DropAdapter,
+    LoadAdapter,
+)
 from penstock.services.worker.executor import Executor
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
         case LoadAdapter(name, folder):
             reason = "this engine takes no adapters: it needs --lora-dirs"
             tell(AdapterLoaded(name, folder, reason=reason))
+        case BringAdapter() if loader is not None:
+            loader.bring(message)
         case DropAdapter(digest):
             if executor is not None and loader is not None:
                 loader.drop(digest)
@@ -34,13 +41,13 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
 
 
 def loads(executor: Executor | None) -> bool:
-    """Whether adapters are being read."""
+    """Whether adapters are being read or brought."""
     loader = _loader(executor)
     return loader is not None and loader.busy
 
 
 def tell_loaded(executor: Executor | None, tell: Callable[[Message], None]) -> None:
-    """Tell the scheduler what has been read since the last call, or could not be."""
+    """Tell the scheduler what has been read or brought since the last call, or could not be."""
     loader = _loader(executor)
     if executor is None or loader is None:
         return
@@ -49,6 +56,8 @@ def tell_loaded(executor: Executor | None, tell: Callable[[Message], None]) -> N
             others = [known for known in executor.adapters if known.name != one.name]
             executor.adapters = [*others, Adapter(one.name, one.digest)]
         tell(one)
+    for brought in loader.brought():
+        tell(brought)
 
 
 def _loader(executor: Executor | None) -> AdapterLoader | None:

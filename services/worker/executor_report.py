@@ -45,6 +45,8 @@ def attached(executor: Executor, epoch: int, rank: int) -> Attached:
         executor.generates,
         executor.labels,
         executor.adapters,
+        places=0 if executor.loader is None else executor.loader.adapters.places,
+        resident=[] if executor.loader is None else list(executor.loader.adapters.numbers),
     )
 
 

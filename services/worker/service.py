@@ -38,7 +38,7 @@ IDLE_SECONDS = 0.5
 MEET_LIMIT_SECONDS = 300.0
 """For finding the other ranks of the engine."""
 COPIES_SECONDS = 0.001
-"""Between two looks at copies of blocks that are under way."""
+"""Between two looks at copies of blocks, or at adapters, that are under way."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -344,10 +344,10 @@ class WorkerService(LoopService):
         """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
         if self._improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
-        if self._copies is not None and self._copies.active:
+        copies = self._copies is not None and self._copies.active
+        if copies or adapter_messages.loads(self.executor):
             return COPIES_SECONDS
-        loads = self._loader is not None or adapter_messages.loads(self.executor)
-        return 0.02 if loads else super().patience(now)
+        return 0.02 if self._loader is not None else super().patience(now)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         """The scheduler is gone: its plans mean nothing any more."""

@@ -14,7 +14,7 @@ from served import added_key, served
 from test_pipeline_load_models import FLAGS, LOAD, UNLOAD, Setup
 from victims import children, is_ready
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 ROUNDS = 20

@@ -18,8 +18,8 @@ from served import Served, served
 from streams import Crowd, Followed, requests, undisturbed
 from victims import nothing_held
 
-from penstock.loadtest.make_model import make_model
-from penstock.loadtest.model_sizes import SIZES
+from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.models.model_sizes import SIZES
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -18,7 +18,7 @@ import pytest
 from served import Served, served
 from victims import children, nothing_held, whole_again
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 ROUNDS = 25

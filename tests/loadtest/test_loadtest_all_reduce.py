@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.loadtest import all_reduce
+from penstock.loadtest.studies import all_reduce
 
 TIMES = {
     "dtype": "bfloat16", "rows": 1, "bytes": 8192, "one_shot_us": 3.5, "nccl_us": 17.25,

@@ -12,8 +12,8 @@ from counted import instructions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.loadtest.answer_stream import AnswerStream
-from penstock.loadtest.http_response import ResponseReader
+from penstock.loadtest.client.answer_stream import AnswerStream
+from penstock.loadtest.client.http_response import ResponseReader
 
 STREAM = {"content-type": "text/event-stream; charset=utf-8"}
 

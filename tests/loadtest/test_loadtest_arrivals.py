@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from penstock.loadtest.arrivals import Ramp, arrival_times, burst_times, ramp_times
+from penstock.loadtest.client.arrivals import Ramp, arrival_times, burst_times, ramp_times
 
 
 def gaps(times: list[float]) -> list[float]:

@@ -14,13 +14,13 @@ from in_process import called
 from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary
 from penstock.kernels.sampling.samplers import SAMPLERS
-from penstock.loadtest import eager_kernels as eager
-from penstock.loadtest.cpu_kernels import cpu_cases
-from penstock.loadtest.decoder_cost import attention_pairs
-from penstock.loadtest.device_limits import known_limits
-from penstock.loadtest.gpu_kernels import gpu_cases
-from penstock.loadtest.kernel_case import Grid, Maker
-from penstock.loadtest.kernel_timer import KernelTimer
+from penstock.loadtest.kernel_benches import eager_kernels as eager
+from penstock.loadtest.kernel_benches.cpu_kernels import cpu_cases
+from penstock.loadtest.kernel_benches.gpu_kernels import gpu_cases
+from penstock.loadtest.kernel_benches.kernel_case import Grid, Maker
+from penstock.loadtest.kernel_benches.kernel_timer import KernelTimer
+from penstock.loadtest.roofline.decoder_cost import attention_pairs
+from penstock.loadtest.roofline.device_limits import known_limits
 from penstock.services.worker.models.dense import DenseConfig
 
 CPU = torch.device("cpu")

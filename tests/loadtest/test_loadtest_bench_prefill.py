@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from in_process import called
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 SHAPE = {
     "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,

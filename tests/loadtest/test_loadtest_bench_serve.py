@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from mock_server import SMALL, in_some_moment, mock_server, seen
 
-from penstock.loadtest import bench_serve
-from penstock.loadtest import eval as evaluation
+from penstock.loadtest.client import bench_serve
+from penstock.loadtest.evaluation import eval as evaluation
 
 TTFT_MS, ITL_MS = 80.0, 20.0
 
@@ -206,7 +206,7 @@ def test_a_chat_gets_words(fast: str, run: Any) -> None:
 
 
 def test_requests_arrive_at_the_planned_times(fast: str, run: Any) -> None:
-    from penstock.loadtest.arrivals import arrival_times
+    from penstock.loadtest.client.arrivals import arrival_times
 
     planned = arrival_times(50, 50.0, 1.0, 7)
 

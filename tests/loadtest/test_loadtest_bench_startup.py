@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from penstock.loadtest.bench_startup import Phase, add_phase
+from penstock.loadtest.offline.bench_startup import Phase, add_phase
 
 SAID = (
     ("launcher", "penstock 0.1.0 starts 5 processes for /m"),

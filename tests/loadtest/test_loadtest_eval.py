@@ -15,9 +15,9 @@ import pytest
 from penstock.demo.chat import messages
 from penstock.demo.exchange import plain
 from penstock.demo.grading import questions
-from penstock.loadtest import eval as evaluation
-from penstock.loadtest.eval_facts import facts
-from penstock.loadtest.eval_reference import Reference
+from penstock.loadtest.evaluation import eval as evaluation
+from penstock.loadtest.evaluation.eval_facts import facts
+from penstock.loadtest.evaluation.eval_reference import Reference
 
 SKILLS = ("addition", "tool_call", "recall")
 KNOWN = {

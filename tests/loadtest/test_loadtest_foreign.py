@@ -1,7 +1,7 @@
 """Other projects' load tools against ``penstock serve``, and the comparison that runs them.
 
 The slow tests need the tools: ``FOREIGN_LOAD_TOOLS`` names a folder with one virtual
-environment each, made as loadtest/foreign/README.md says.
+environment each, made as loadtest/studies/foreign/README.md says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from huggingface_hub import snapshot_download
 from served import NULL, SharedServers, served
 from tokenizers import Tokenizer
 
-from penstock.loadtest.foreign.compare import (
+from penstock.loadtest.client.prompts import WORDS
+from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.studies.foreign.compare import (
     Pair,
     Run,
     ToolFailed,
@@ -31,7 +33,7 @@ from penstock.loadtest.foreign.compare import (
     table,
     words_for,
 )
-from penstock.loadtest.foreign.tools import (
+from penstock.loadtest.studies.foreign.tools import (
     FOREIGN,
     OURS,
     TOKENIZER,
@@ -39,8 +41,6 @@ from penstock.loadtest.foreign.tools import (
     Load,
     offline_cache,
 )
-from penstock.loadtest.make_model import make_model
-from penstock.loadtest.prompts import WORDS
 from penstock.services.launcher.builtin_model import builtin_model
 
 STEP_MS = float(NULL[-1])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.loadtest.http_response import BadResponse, ResponseReader
+from penstock.loadtest.client.http_response import BadResponse, ResponseReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: x\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loadtest import make_adapters
-from penstock.loadtest.make_model import main as make_model
+from penstock.loadtest.models import make_adapters
+from penstock.loadtest.models.make_model import main as make_model
 from penstock.services.worker.adapters.peft_folder import AdapterFolder, LayerSize
 
 

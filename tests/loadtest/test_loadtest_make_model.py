@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest import random_weights
-from penstock.loadtest.make_model import main, make_model
+from penstock.loadtest.models import random_weights
+from penstock.loadtest.models.make_model import main, make_model
 from penstock.protocol.model_info import read_model_info
 
 ARCHITECTURES = ("qwen3", "qwen2", "llama")
@@ -136,7 +136,7 @@ def test_norms_and_biases_are_not_what_forgetting_them_would_give(tmp_path: Path
 def test_equal_arguments_give_equal_bytes_also_in_another_process(tmp_path: Path) -> None:
     here = contents(make_model(tmp_path / "a", seed=3, shards=2))
     arguments = [str(tmp_path / "b"), "--seed", "3", "--shards", "2"]
-    command = [sys.executable, "-m", "penstock.loadtest.make_model", *arguments]
+    command = [sys.executable, "-m", "penstock.loadtest.models.make_model", *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     assert contents(tmp_path / "b") == here

@@ -12,8 +12,8 @@ import pytest
 from mock_server import mock_server, seen
 from served import NULL, SharedServers
 
-from penstock.loadtest import bench_serve, client_processes
-from penstock.loadtest.serve_options import parse
+from penstock.loadtest.client import bench_serve, client_processes
+from penstock.loadtest.client.serve_options import parse
 
 # The server is shared with other files, whose prompts it remembers: where prefix hits count, a seed
 # of its own makes others.

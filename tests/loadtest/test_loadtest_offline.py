@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from in_process import called
 
-from penstock.loadtest.offline_requests import OfflineRequests, draw_requests, moved
+from penstock.loadtest.offline.offline_requests import OfflineRequests, draw_requests, moved
 
 
 def saved(command: str, path: Path, *flags: str) -> dict[str, Any]:

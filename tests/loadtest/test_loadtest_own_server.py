@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from served import NULL, SharedServers
 
-from penstock.loadtest import bench_serve
+from penstock.loadtest.client import bench_serve
 
 STEP_MS = float(NULL[-1])
 

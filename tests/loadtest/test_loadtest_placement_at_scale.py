@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.loadtest.placement_at_scale import SCALE, Course, measure, picture, table
+from penstock.loadtest.studies.placement_at_scale import SCALE, Course, measure, picture, table
 
 SMALL = replace(
     SCALE, engines=8, conversations=160, begin_within=30.0, applications=2, pause=2.0,

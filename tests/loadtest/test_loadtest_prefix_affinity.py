@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from counted import instructions
 
-from penstock.loadtest import simulated_conversations
-from penstock.loadtest.counted_router import CountedRouter, strangers
-from penstock.loadtest.prefix_affinity import measure, table
-from penstock.loadtest.simulated_conversations import Result, Setting
+from penstock.loadtest.studies import simulated_conversations
+from penstock.loadtest.studies.counted_router import CountedRouter, strangers
+from penstock.loadtest.studies.prefix_affinity import measure, table
+from penstock.loadtest.studies.simulated_conversations import Result, Setting
 from penstock.protocol.wire.messages.requests import Enqueue
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 

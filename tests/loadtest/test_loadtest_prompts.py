@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from penstock.loadtest.dataset_file import BadDataset, read_jsonl, read_sharegpt, token_counter
-from penstock.loadtest.make_model import make_model
-from penstock.loadtest.prompts import Prompt, RandomShape, random_prompts
-from penstock.loadtest.serve_options import parse
-from penstock.loadtest.workload import Workload
+from penstock.loadtest.client.dataset_file import (
+    BadDataset,
+    read_jsonl,
+    read_sharegpt,
+    token_counter,
+)
+from penstock.loadtest.client.prompts import Prompt, RandomShape, random_prompts
+from penstock.loadtest.client.serve_options import parse
+from penstock.loadtest.client.workload import Workload
+from penstock.loadtest.models.make_model import make_model
 
 
 def content(prompt: Prompt) -> Any:

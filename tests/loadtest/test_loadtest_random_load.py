@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from served import NULL, SharedServers
 
-from penstock.loadtest import random_load
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.studies import random_load
 from penstock.services.launcher.builtin_model import builtin_model
 
 
 def test_random_load_ends_after_so_many_steps_and_every_request_is_answered(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "tiny")
-    command = [sys.executable, "-m", "penstock.loadtest.random_load", str(folder)]
+    command = [sys.executable, "-m", "penstock.loadtest.studies.random_load", str(folder)]
     sizes = ["--steps", "100", "--clients", "6", "--longest", "64", "--limit", "90"]
     flags = ["--device", "null", "--null-step-ms", "1"]
     found = subprocess.run(

@@ -1,4 +1,4 @@
-"""``loadtest.repeated_answers`` asks the same requests in many ways, and says what differed."""
+"""``loadtest.studies.repeated_answers`` asks the same requests in many ways."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loadtest.make_model import make_model
-from penstock.loadtest.repeated_answers import main
+from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.studies.repeated_answers import main
 
 
 @pytest.mark.slow

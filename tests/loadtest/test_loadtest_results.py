@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest.answer_stream import Failure
-from penstock.loadtest.load import Outcome
-from penstock.loadtest.results import details, failures, prefix_hits, summarise
-from penstock.loadtest.time_bins import quantiles, timeline
+from penstock.loadtest.client.answer_stream import Failure
+from penstock.loadtest.client.load import Outcome
+from penstock.loadtest.client.results import details, failures, prefix_hits, summarise
+from penstock.loadtest.client.time_bins import quantiles, timeline
 
 ALL = ("ttft", "tpot", "itl", "e2el", "queue")
 

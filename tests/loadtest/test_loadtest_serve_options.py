@@ -7,8 +7,8 @@ import math
 import pytest
 
 from penstock.loadtest import bench
+from penstock.loadtest.client.serve_options import parse
 from penstock.loadtest.environment import redacted
-from penstock.loadtest.serve_options import parse
 
 
 def test_the_defaults_are_those_of_vllms_tool() -> None:

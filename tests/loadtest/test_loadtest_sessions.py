@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest.dataset_file import BadDataset
-from penstock.loadtest.prompts import Prompt, RandomShape
-from penstock.loadtest.replay import Replay, read_trace
-from penstock.loadtest.serve_options import parse
-from penstock.loadtest.sessions import (
+from penstock.loadtest.client.dataset_file import BadDataset
+from penstock.loadtest.client.prompts import Prompt, RandomShape
+from penstock.loadtest.client.replay import Replay, read_trace
+from penstock.loadtest.client.serve_options import parse
+from penstock.loadtest.client.sessions import (
     AgentShape,
     Answer,
     Conversations,
@@ -21,7 +21,7 @@ from penstock.loadtest.sessions import (
     agent_sessions,
     conversations,
 )
-from penstock.loadtest.workload import Workload
+from penstock.loadtest.client.workload import Workload
 
 IDS = range(1000)
 
@@ -209,7 +209,7 @@ def test_a_trace_may_hold_its_prompts_and_our_schedulers_may_be_replayed(tmp_pat
     chat = replay(trace(tmp_path, {"timestamp": 0, "messages": messages}), form="chat")
     prompt = chat.prompt(0, ())
     assert (content(prompt), prompt.is_messages, prompt.output_len) == (messages, True, 128)
-    recorded = Path(__file__).resolve().parents[2] / "loadtest/traces/three_tenants.jsonl"
+    recorded = Path(__file__).resolve().parents[2] / "loadtest/studies/traces/three_tenants.jsonl"
     assert len(read_trace(str(recorded), 128)) > 100
 
 

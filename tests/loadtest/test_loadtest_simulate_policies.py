@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.loadtest import policy_trace
-from penstock.loadtest.policy_trace import RECORDED, Tenant, TraceRequest, generate, read
-from penstock.loadtest.simulate_policies import (
+from penstock.loadtest.studies import policy_trace
+from penstock.loadtest.studies.policy_trace import RECORDED, Tenant, TraceRequest, generate, read
+from penstock.loadtest.studies.simulate_policies import (
     ENGINE,
     Report,
     Simulation,

@@ -21,7 +21,13 @@ from in_process import called
 from served import NULL, Served, SharedServers
 
 from penstock.loadtest.own_server import own_server
-from penstock.loadtest.timeline import Recording, Span, chrome_trace, decoded, step_shares
+from penstock.loadtest.recordings.timeline import (
+    Recording,
+    Span,
+    chrome_trace,
+    decoded,
+    step_shares,
+)
 from penstock.protocol.process.trace import DEVICE, EVENT, MAIN, NAMES, PLAN
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer
 

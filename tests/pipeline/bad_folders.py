@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from penstock.loadtest.make_model import make_model, make_tokenizer
+from penstock.loadtest.models.make_model import make_model, make_tokenizer
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -183,7 +183,7 @@ def dependency_group(stages: Mapping[str, Stage], target: str) -> str:
     for copy in copies(stages[target]):
         if copy.stage.endswith("-packages"):
             runs = " ".join(stages[copy.stage].all("RUN"))
-            (group,) = re.findall(r"--group (\S+)", runs)
+            (group,) = re.findall(r"install --group (\S+)", runs)
             return str(group)
     raise AssertionError(f"{target} copies no packages")
 

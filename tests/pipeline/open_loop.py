@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from penstock.loadtest.answer_stream import AnswerStream
-from penstock.loadtest.arrivals import arrival_times
-from penstock.loadtest.target import Target
+from penstock.loadtest.client.answer_stream import AnswerStream
+from penstock.loadtest.client.arrivals import arrival_times
+from penstock.loadtest.client.target import Target
 
 _T = TypeVar("_T")
 PATIENCE = 60.0

@@ -18,7 +18,7 @@ from clients import Answer, ask, take_event
 from served import SMALL, Served, served
 from victims import find
 
-from penstock.loadtest.make_adapters import linear_sizes
+from penstock.loadtest.models.make_adapters import linear_sizes
 
 NAMES = ("mill", "wheel")
 PROMPT = "The water wheel turns because"

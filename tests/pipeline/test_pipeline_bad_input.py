@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from served import Served, served
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -18,7 +18,7 @@ from penstock.services.cli import COMMANDS
 
 OBSERVERS = ("prometheus", "grafana", "jaeger")
 PROVISIONING = ROOT / "deploy/grafana/provisioning"
-EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_what_observes_starts_on_demand_and_is_published_on_loopback_alone() -> None:
@@ -95,7 +95,6 @@ def test_prometheus_asks_every_frontend_with_the_key_that_it_was_given(tmp_path:
 
 def test_traces_go_to_the_collector_where_they_are_switched_on() -> None:
     plain, traced = read_compose({}), read_compose({"PENSTOCK_OTEL_TRACES": "true"})
-    otel = {re.split(r"[<>=]", one)[0] for one in EXTRAS["otel"]}
     for name, service in traced.items():
         if not service.target or name == "secret":
             continue
@@ -104,13 +103,34 @@ def test_traces_go_to_the_collector_where_they_are_switched_on() -> None:
         endpoint = service.environment["OTEL_EXPORTER_OTLP_ENDPOINT"]
         assert endpoint == "http://jaeger:4318"
         assert set(service.networks) & set(traced["jaeger"].networks)
-        assert set(service.raw["build"]["args"]["TRACE_PACKAGES"].split()) == otel
-        assert plain[name].raw["build"]["args"]["TRACE_PACKAGES"] == ""
-    stages = read_dockerfile()
-    for stage in stages.values():
-        if stage.name.endswith("-packages"):
-            assert "TRACE_PACKAGES=" in stage.all("ARG"), stage.name
-            assert "${TRACE_PACKAGES}" in " ".join(stage.all("RUN")), stage.name
+        assert service.raw["build"]["args"]["OTEL_TRACES"] == "true"
+        assert plain[name].raw["build"]["args"]["OTEL_TRACES"] == "false"
+
+
+@pytest.mark.parametrize(("said", "wanted"), [("true", True), ("1", True), ("false", False)])
+def test_images_have_what_traces_need_where_they_are_switched_on(
+    said: str, wanted: bool, tmp_path: Path
+) -> None:
+    """What pip is called with, as the setting of the processes is said."""
+    assert (
+        PROJECT["dependency-groups"]["otel"] == PROJECT["project"]["optional-dependencies"]["otel"]
+    )
+    (tmp_path / "pip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "pip").chmod(0o755)
+    stages = [one for one in read_dockerfile().values() if one.name.endswith("-packages")]
+    assert len(stages) == 6
+    for stage in stages:
+        assert "OTEL_TRACES=false" in stage.all("ARG")
+        commands = [re.sub(r"--mount=\S+ ", "", one) for one in stage.all("RUN")]
+        done = subprocess.run(
+            ["sh", "-ec", "\n".join(commands)],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "OTEL_TRACES": said},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("--group otel" in done.stdout) == wanted, stage.name
 
 
 def test_valkey_starts_on_demand_and_only_the_pipeline_reaches_it() -> None:

@@ -20,7 +20,7 @@ import pytest
 from clients import Answer, ask
 from served import Served, served
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "6", "--block-size", "8"),

@@ -19,7 +19,7 @@ from host_process import HostProcess, is_ready, request, streamed_text, until
 from served import served
 from simulated_hosts import Host, NamespaceHosts, simulated_hosts, why_no_namespaces
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 SECRET = "a secret that all hosts share"
 NULL = ("--device", "null", "--null-step-ms", "10")

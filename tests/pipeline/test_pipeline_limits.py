@@ -13,7 +13,7 @@ import pytest
 from served import Served, served
 from valkey_process import BINARY, ValkeyProcess, valkey_process
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.keys.key_file import change_keys, line_of
 from penstock.protocol.keys.record import KeyLimits, new_key
 

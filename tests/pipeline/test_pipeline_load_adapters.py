@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +20,14 @@ from clients import Answer, take_event
 from served import SMALL, Served, added_key, served
 from victims import find
 
-from penstock.loadtest.make_adapters import linear_sizes
+from penstock.loadtest.models.make_adapters import linear_sizes
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TEXT = {"prompt": "The water wheel turns", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+EIGHT = [f"wheel-{number}" for number in range(8)]
+"""As many as may be loaded; two of them are on the device at once, and four in memory."""
 
 
 class Setup(NamedTuple):
@@ -52,6 +59,26 @@ class Setup(NamedTuple):
     def unload(self, name: str) -> tuple[int, str]:
         return self.post(UNLOAD, {"lora_name": name})
 
+    def metric(self, name: str) -> float:
+        request = urllib.request.Request(
+            self.server.url + "/metrics", headers={"Authorization": f"Bearer {self.root}"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines: list[str] = answer.read().decode().splitlines()
+        found = [line for line in lines if line.startswith(f"penstock_{name}")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    def until(self, name: str, fits: Callable[[float], bool]) -> None:
+        """Wait for a metric, which travels in the beats."""
+        deadline = time.monotonic() + 60.0
+        while not fits(found := self.metric(name)):
+            assert time.monotonic() < deadline, f"{name} is {found}"
+            time.sleep(0.1)
+
+    def wait_until_none_is_loaded(self) -> None:
+        """Memory of what was unloaded is given back a moment later."""
+        self.until("adapters_loaded", lambda count: not count)
+
     def text(self, model: str) -> str:
         status, found = self.post("/v1/completions", {**TEXT, "model": model})
         return json.loads(found)["choices"][0]["text"] if status == 200 else f"{status}"
@@ -62,7 +89,8 @@ def setup(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     dirs = tmp_path_factory.mktemp("loras")
     keys = tmp_path_factory.mktemp("keys") / "keys"
     ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
-    flags = (str(small_model), *SMALL, "--served-model-name", "base", "--max-loras", "4")
+    flags = (str(small_model), *SMALL, "--served-model-name", "base", "--max-loras", "2")
+    flags = (*flags, "--max-cpu-loras", "4", "--max-registered-loras", str(len(EIGHT)))
     with served(*flags, "--lora-dirs", str(dirs), "--keys-file", str(keys)) as server:
         yield Setup(server, dirs, linear_sizes(small_model), root, ann)
 
@@ -101,6 +129,72 @@ def test_what_cannot_be_loaded_is_refused_by_name_and_leaves_nothing(setup: Setu
         assert found[0] == status and words in found[1], found
     assert setup.post(LOAD, {"lora_name": "x", "lora_path": "sound"}, setup.ann)[0] == 403
     assert setup.text("x") == "404"
+
+
+@pytest.fixture
+def eight(setup: Setup) -> Iterator[dict[str, str]]:
+    """Adapters that are loaded, and what each says alone."""
+    for seed, name in enumerate(EIGHT):
+        setup.write(name, 10 + seed)
+    setup.wait_until_none_is_loaded()
+    with ThreadPoolExecutor(len(EIGHT)) as pool:
+        assert {status for status, _ in pool.map(setup.load, EIGHT)} == {200}
+        yield {name: setup.text(name) for name in EIGHT}
+        list(pool.map(setup.unload, EIGHT))
+    setup.wait_until_none_is_loaded()
+
+
+def asked_at_once(
+    setup: Setup, names: Sequence[str], then: Callable[[], object] = lambda: None
+) -> list[str]:
+    """What each says, all asked at once; then: what happens meanwhile."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        texts = [pool.submit(setup.text, name) for name in names]
+        then()
+        return [text.result() for text in texts]
+
+
+def test_eight_adapters_in_two_places_say_together_what_each_says_alone(
+    setup: Setup, eight: dict[str, str]
+) -> None:
+    assert len(set(eight.values())) == len(EIGHT) and "404" not in eight.values()
+    names = random.Random(0).choices(EIGHT, k=24)
+    base = setup.text("base")
+    texts = asked_at_once(setup, ["base", *names])
+    assert texts == [base, *(eight[name] for name in names)]
+    status, found = setup.load("ninth", EIGHT[0])
+    assert status == 400 and "8 adapters are loaded, as --max-registered-loras" in found, found
+    setup.until("adapters_resident", lambda count: count == 2)
+    setup.until("adapters_evicted_total", lambda count: count >= 6)
+
+
+def test_an_adapter_that_is_unloaded_while_requests_wait_for_it_answers_them(
+    setup: Setup, eight: dict[str, str]
+) -> None:
+    """Also those that wait for a place while others have them."""
+    names = [name for name in EIGHT[:4] for _ in range(3)]
+
+    def unload() -> None:
+        assert setup.unload(EIGHT[3])[0] == 200
+
+    texts = asked_at_once(setup, names, unload)
+    assert set(texts[:9]) == {eight[name] for name in EIGHT[:3]}
+    assert set(texts[9:]) <= {eight[EIGHT[3]], "404"}
+    assert setup.text(EIGHT[3]) == "404"
+
+
+@pytest.mark.chaos
+def test_adapters_take_turns_through_the_deaths_of_workers(
+    setup: Setup, eight: dict[str, str]
+) -> None:
+    names = random.Random(1).choices(EIGHT, k=32)
+
+    def kill() -> None:
+        for _ in range(2):
+            find(setup.server, "worker").kill()
+            assert setup.text(names[0]) == eight[names[0]]
+
+    assert asked_at_once(setup, names, kill) == [eight[name] for name in names]
 
 
 @pytest.mark.chaos

@@ -19,7 +19,7 @@ import pytest
 from served import Served, added_key, served
 from victims import children, find
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.process.running_servers import RECORD, ServerRecord
 
 TEXT = "/v1/completions"

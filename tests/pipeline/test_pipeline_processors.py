@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import penstock
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 LENGTH = 40
 PROMPTS = [[*range(20, 60)], [7, 7, 8, 7, 7, 8, 9], [300]]

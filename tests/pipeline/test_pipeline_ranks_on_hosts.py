@@ -16,7 +16,7 @@ from served import Served, served
 from simulated_hosts import NamespaceHosts, Sniffer, simulated_hosts, why_no_namespaces
 from test_pipeline_tcp import ByHand
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 ANYWHERE = ("--bind", "tcp://0.0.0.0")
 CPU = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--num-kv-blocks", "500")

@@ -19,7 +19,7 @@ import pytest
 from host_process import until
 from served import Served, served
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

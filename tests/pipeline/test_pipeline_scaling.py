@@ -22,7 +22,7 @@ import pytest
 from clients import Answer, ask
 from served import NULL, Served, SharedServers, served, start_service
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.services.frontend.service import LINGER_SECONDS
 
 

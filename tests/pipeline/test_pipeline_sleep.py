@@ -14,7 +14,7 @@ from served import SMALL, added_key, served
 from test_pipeline_load_models import Answer, Setup, Stream
 from victims import children, find, nothing_held
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 NULL = ("--device", "null", "--null-step-ms", "15")
 WHOLE = 6

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest import eval as evaluation
+from penstock.loadtest.evaluation import eval as evaluation
 from penstock.loadtest.own_server import own_server
 
 FOLDER = os.environ.get("SMOLLM2_FOLDER", "")

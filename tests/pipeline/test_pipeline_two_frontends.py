@@ -17,7 +17,7 @@ import openai
 import pytest
 from served import Served, added_key, served
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 TEXT = "/v1/completions"
 LONG = {"prompt": [1, 2, 3], "max_tokens": 1000, "ignore_eos": True}

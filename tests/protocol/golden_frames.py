@@ -268,18 +268,20 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         s.Attached(
             1, 2, e.EngineSizes(*_SIZES, _GROUPS, "all", 2),
             e.StepShape([256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125), ["embed"], False,
-            ["no"], _ADAPTERS, b"space", 300, 70,
+            ["no"], _ADAPTERS, b"space", 300, 70, 2, ["ab12"],
         ),
         [
             41, 1, 2, [*_SIZES, _GROUPS_ROW, "all", 2],
             [[256, 128], 512, 1.5, 0.5, 4.0, 0.75, 0.25, 0.125], ["embed"], False, ["no"],
-            _ADAPTERS_ROW, b"space", 300, 70,
+            _ADAPTERS_ROW, b"space", 300, 70, 2, ["ab12"],
         ],
     ),
     "LoadAdapter": (s.LoadAdapter("sql", "/lora/sql"), [45, "sql", "/lora/sql"]),
     "AdapterLoaded": (
         s.AdapterLoaded("sql", "/lora/sql", "ab12", "no"), [46, "sql", "/lora/sql", "ab12", "no"],
     ),
+    "BringAdapter": (s.BringAdapter(3, "ab12", ["cd34"]), [48, 3, "ab12", ["cd34"]]),
+    "AdapterBrought": (s.AdapterBrought(3, "ab12", "no"), [49, 3, "ab12", "no"]),
     "DropAdapter": (s.DropAdapter("ab12"), [47, "ab12"]),
     "StepPlan": (
         s.StepPlan(
@@ -385,7 +387,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "91ef01a61ced97a3"
+SCHEMA_HASH = "1a7c3c3fdde1af23"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -454,13 +456,15 @@ GOLDEN: dict[str, str] = {
     ),
     "Attach": "952801a86970633a2f2f2f739207cd012ca3683a31",
     "Attached": (
-        "9c2901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
+        "9e2901029acd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77cd0200a3616c6c"
         "029892cd0100cc80cd0200cb3ff8000000000000cb3fe0000000000000cb4010000000000000cb3fe80000"
         "00000000cb3fd0000000000000cb3fc000000000000091a5656d626564c291a26e6f9192a373716ca46162"
-        "3132c4057370616365cd012c46"
+        "3132c4057370616365cd012c460291a461623132"
     ),
     "LoadAdapter": "932da373716ca92f6c6f72612f73716c",
     "AdapterLoaded": "952ea373716ca92f6c6f72612f73716ca461623132a26e6f",
+    "BringAdapter": "943003a46162313291a463643334",
+    "AdapterBrought": "943103a461623132a26e6f",
     "DropAdapter": "922fa461623132",
     "StepPlan": (
         "9a2a0102c3910091dc001003c40801000000ff7f00000100920506c40873616d706c696e6701020400a565"

@@ -132,6 +132,8 @@ class Ear:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
+        self.codes: list[str | None] = []
+        """Of refusals."""
 
     def on_accepted(self, prompt_tokens: int) -> None:
         self.heard.append(prompt_tokens)
@@ -144,6 +146,7 @@ class Ear:
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.heard.append(rejected.status)
+        self.codes.append(rejected.code)
 
 
 WORK = Work(RequestHead(), Tokens(PROMPT), SamplingParams(seed=1), [ChoiceState(0)])
@@ -415,6 +418,7 @@ def test_a_sink_that_fails_at_its_end_leaves_the_others_their_own(frontend: Any)
     ledger.submit(WORK, late, 0.0)
     ledger.end_all("going down")
     assert (ear.heard, late.heard) == ([503], [503])
+    assert (ear.codes, late.codes) == (["server_shutting_down"], ["server_shutting_down"])
     assert ledger.open == {}
 
 

@@ -447,6 +447,12 @@ def test_no_error_speaks_of_types_of_python() -> None:
         assert not re.search(r"`|\bnull\b|\bint\b|\bfloat\b", fault.partition(": ")[2]), fault
 
 
+def test_of_a_number_out_of_bounds_the_bound_alone_is_told() -> None:
+    for name in ("port", "max_num_seqs"):
+        fault = fault_of(f"{FIELDS[name].flag}=-5")
+        assert ">= " in fault and "32k" not in fault
+
+
 # --- errors
 
 

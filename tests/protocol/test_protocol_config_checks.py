@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.derive import derive
@@ -55,6 +55,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lora": ["a=/a"], "served_model_name": ["a"]}, ("--lora 'a=/a'", "'a' is taken")),
     ({"lora": ["a=/a"], "served_model_name": ["org/a"]}, ("--lora 'a=/a'", "'a' is taken")),
     ({"lora": ["a=/a", "b=/b"], "max_loras": 1}, ("--lora is given 2 times", "--max-loras 1")),
+    ({"lora": ["a=/a"], "max_cpu_loras": 7}, ("--max-cpu-loras 7 is less than --max-loras 8",)),
+    ({"lora": ["a=/a"], "max_registered_loras": 7},
+     ("--max-registered-loras 7 is less than --max-cpu-loras 8",)),
     ({"lora": ["a=/a"], "device": "cuda", "tensor_parallel_size": 2},
      ("--lora with --device cuda and 2 devices", "--data-parallel-size")),
     ({"lora": ["a=/a"], "device": "cuda", "speculative": "suffix"},
@@ -77,6 +80,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"router": "tcp://r:1", "port_range": "9-5"}, ("--port-range 9-5", "FIRST-LAST")),
     ({"router": "tcp://r:1", "port_range": "20000-20001", "tokenizers": 3},
      ("--port-range 20000-20001", "--tokenizers 3")),
+    ({"served_model_name": [" "]}, ("--served-model-name ' '", "printable")),
+    ({"served_model_name": ["a\nb"]}, ("--served-model-name 'a\\nb'", "printable")),
+    ({"host": "localhost:9000"}, ("--host localhost:9000", "--port 9000")),
     ({"served_model_name": ["a", "a"]}, ("--served-model-name a a", "twice")),
     ({"host": "0.0.0.0"}, ("--host 0.0.0.0", "--api-key", "--insecure")),
     ({"uds": "/run/s", "port": 9000}, ("--uds /run/s", "--port 9000")),
@@ -141,6 +147,20 @@ def test_drafts_go_with_gpus_and_are_refused_by_name_for_divided_models(source: 
     assert not faults_of({"speculative": source}, SERVER)
     divided = {"speculative": source, "device": "cpu", "tensor_parallel_size": 2}
     assert any("divided among 2 devices" in fault for fault in faults_of(divided))
+
+
+def test_a_contradiction_says_which_side_no_flag_has_given(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("num_kv_blocks = 10\n")
+    with pytest.raises(ConfigError) as error:
+        resolve(
+            GROUPS,
+            {"config": str(file), "kv_cache_memory_bytes": "1g", "device": "null"},
+            {"PENSTOCK_THREADS": "2"},
+        )
+    lines = str(error.value).splitlines()
+    assert any(line.endswith("(--threads: environment PENSTOCK_THREADS)") for line in lines), lines
+    assert any(line.endswith(f"(--num-kv-blocks: file {file})") for line in lines), lines
 
 
 def test_all_contradictions_are_reported_together() -> None:

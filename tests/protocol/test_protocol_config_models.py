@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, build_parser, resolve
 from penstock.protocol.config.complete import AnotherModel, complete, with_another_model
 from penstock.protocol.config.keep_alive import keep_alive_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from penstock.loadtest.make_model import SPECIAL_TOKENS, make_tokenizer
+from penstock.loadtest.models.make_model import SPECIAL_TOKENS, make_tokenizer
 from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, Hub, running_hub
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_hub import is_hub_name
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 

@@ -101,6 +101,29 @@ def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
         assert collector.spans == []
 
 
+@pytest.mark.parametrize("prefix", ["OTEL_", "OTEL_SPAN_"])
+def test_the_standard_limits_hold_for_requests_and_their_stages(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"{prefix}ATTRIBUTE_COUNT_LIMIT", "2")
+    monkeypatch.setenv(f"{prefix}ATTRIBUTE_VALUE_LENGTH_LIMIT", "4")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        spans, now = Spans(), time.monotonic()
+        spans.begin("frontend")
+        given = {"penstock.a": 1, "penstock.b": "longer than four", "penstock.c": ("longer", "x")}
+        request = spans.open("chat m", SAMPLED, now, given)
+        assert request is not None
+        spans.record("encode", request.traceparent, now, now, given)
+        request.end({})
+        found = {s.name: s for s in collector.await_names(TRACE, {"chat m", "encode"})}
+        spans.end()
+    newest = {"penstock.b": "long", "penstock.c": ["long", "x"]}
+    for span in found.values():
+        assert span.attributes == newest
+        assert span.dropped == 1
+
+
 def test_the_standard_variable_turns_all_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     spans = Spans()

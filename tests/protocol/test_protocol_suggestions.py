@@ -53,6 +53,26 @@ def test_what_foreign_settings_are_called_here_is_there() -> None:
             assert name in fields(), word
 
 
+@pytest.mark.parametrize(
+    ("flag", "here"),
+    [
+        ("--otlp-traces-endpoint", "--otel-traces"),
+        ("--swap-space", "--kv-tier-memory-bytes"),
+        ("--gpu-memory", "--gpu-memory-utilization"),
+        ("--max-num-batched", "--max-num-batched-tokens"),
+    ],
+)
+def test_a_flag_of_another_server_or_its_beginning_leads_to_the_one_here(
+    flag: str, here: str
+) -> None:
+    assert here in FOREIGN_SETTINGS.advice(flag.removeprefix("--"), list(fields()), flag_of)
+
+
+def test_a_beginning_that_several_names_have_is_no_name() -> None:
+    assert closest("tls", ["tls_cert_and_chain", "tls_key_and_password"]) is None
+    assert closest("p", ["published_host"]) is None
+
+
 def test_what_foreign_parameters_are_called_here_is_there() -> None:
     assert set(FOREIGN_PARAMETERS.renamed.values()) <= PARAMETERS.keys()
     foreign = FOREIGN_PARAMETERS.renamed.keys() | FOREIGN_PARAMETERS.explained.keys()

@@ -10,7 +10,7 @@ import pytest
 from served import Served, SharedServers, served
 from siege import FLAGS, KEYS, WAYS, Attacker, besieged, peaceful_text
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 
 
 @pytest.fixture(scope="session")

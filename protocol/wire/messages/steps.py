@@ -56,6 +56,10 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """Copies of blocks run beside its steps: so many bytes may be on their way to the keeper from
     one message, and as many again ahead of a step that overwrites them. 0: they run between steps.
     """
+    places: int = 0
+    """``adapters`` that may be on its device at once."""
+    resident: list[str] = []
+    """Digests of those that are."""
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -299,7 +303,8 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=45, gc=False
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag=46, gc=False):
-    """Worker → scheduler: the answer to ``LoadAdapter``. From now on slots may have it."""
+    """Worker → scheduler: the answer to ``LoadAdapter``. From now on it can be brought into a
+    place of the device."""
 
     name: str
     folder: str
@@ -307,6 +312,26 @@ class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag=46, gc=Fal
     """Empty: it is not loaded."""
     reason: str = ""
     """Why not."""
+
+
+class BringAdapter(msgspec.Struct, frozen=True, array_like=True, tag=48, gc=False):
+    """Scheduler → every worker: bring an adapter that is loaded into a place of the device, while
+    steps go on."""
+
+    number: int
+    """Which bringing this is; the same where it is asked for again."""
+    digest: str
+    keeps: list[str]
+    """What must stay in its place, or is coming. No slot of a later plan has any other."""
+
+
+class AdapterBrought(msgspec.Struct, frozen=True, array_like=True, tag=49, gc=False):
+    """Worker → scheduler: the answer to ``BringAdapter``. From now on slots may have it."""
+
+    number: int
+    digest: str
+    reason: str = ""
+    """Why it is in no place; empty: it is in one."""
 
 
 class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=47, gc=False):

@@ -53,7 +53,9 @@ def commands() -> list[Completable]:
 
 def _bench(summary: str) -> list[Completable]:
     """Flags of two of them: the other modules import torch."""
-    from penstock.loadtest import bench, bench_report, serve_options
+    from penstock.loadtest import bench
+    from penstock.loadtest.client import serve_options
+    from penstock.loadtest.reports import bench_report
 
     flags = {"serve": _flags(serve_options.parser()), "report": _flags(bench_report.parser())}
     return [

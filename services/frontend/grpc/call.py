@@ -20,7 +20,7 @@ from penstock.protocol.wire.messages.administration import RequestNames
 from penstock.services.frontend import access
 from penstock.services.frontend.context import Context
 from penstock.services.frontend.dialect_handler import parsed
-from penstock.services.frontend.errors import ApiError, from_rejected, retry_after, status_error
+from penstock.services.frontend.errors import ApiError, from_rejected, shutting_down, status_error
 from penstock.services.frontend.forwarded import HEADER
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.grpc.receiving import Rpc, address_of
@@ -190,7 +190,7 @@ async def run_call(
         call.identify()
         running.untaken.check(call.owner)
         if context.gateway.draining():
-            raise _draining()
+            raise shutting_down()
         _count(running, rpc)
         await call.receive()
         if (answer := await handler(call)) is not None:
@@ -250,16 +250,6 @@ def _told(call: Call) -> Metadata:
         return found
     limits = call.generation.standing.headers(utc_now(), anthropic=False)
     return (*found, *((name.lower(), value) for name, value in limits.items()))
-
-
-def _draining() -> ApiError:
-    return ApiError(
-        503,
-        "The server is shutting down; connect again",
-        kind="overloaded_error",
-        code="server_shutting_down",
-        headers=retry_after(1.0),
-    )
 
 
 def _record_end(call: Call, route: str, status: int, error: ApiError | None) -> None:

@@ -12,7 +12,7 @@ from penstock.services.frontend.access import SUBPROTOCOL
 from penstock.services.frontend.body import too_large
 from penstock.services.frontend.connection import Connection
 from penstock.services.frontend.context import CONTEXT, REQUEST_ID, TRACE
-from penstock.services.frontend.errors import ApiError, retry_after
+from penstock.services.frontend.errors import ApiError, shutting_down
 from penstock.services.frontend.websockets.session import SocketSession
 from penstock.services.frontend.websockets.socket import Socket
 
@@ -66,12 +66,7 @@ async def connected(
             headers={"Upgrade": "websocket"},
         )
     if context.gateway.draining():
-        raise ApiError(
-            503,
-            "The server is shutting down; connect again",
-            kind="overloaded_error",
-            headers=retry_after(1.0),
-        )
+        raise shutting_down()
     protocol = request.protocol
     await connection.prepare(request)
     if not isinstance(protocol, Connection):

@@ -13,7 +13,7 @@ from penstock.protocol.trace_context import trace_id
 from penstock.services.frontend.body import Pause
 from penstock.services.frontend.context import CONTEXT, KEY, REQUEST_ID, TENANT, TRACE
 from penstock.services.frontend.dialect_handler import caller_of
-from penstock.services.frontend.errors import ApiError, retry_after
+from penstock.services.frontend.errors import ApiError, shutting_down
 from penstock.services.frontend.generation import Generation
 from penstock.services.frontend.parse import GenerateRequest
 from penstock.services.frontend.request_body import beside
@@ -110,16 +110,7 @@ class SocketSession(ABC):
 
     def drain(self) -> None:
         """The server goes down: what runs may end, nothing new begins."""
-        self.end(
-            ApiError(
-                503,
-                "The server is shutting down; connect again",
-                kind="overloaded_error",
-                code="server_shutting_down",
-                headers=retry_after(1.0),
-            ),
-            WSCloseCode.GOING_AWAY,
-        )
+        self.end(shutting_down(), WSCloseCode.GOING_AWAY)
 
     def end(self, why: ApiError, code: WSCloseCode = WSCloseCode.OK) -> None:
         """Take no new request, and close when nothing runs. code: of the close frame."""

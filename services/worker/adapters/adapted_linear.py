@@ -30,10 +30,10 @@ class StepRows:
 class AdaptedLinear:
     """A ``Product``. In a step without adapters it is the linear layer itself, bit for bit."""
 
-    def __init__(self, linear: Linear, step: StepRows, most: int) -> None:
-        """most: adapters at once."""
+    def __init__(self, linear: Linear, step: StepRows, places: int) -> None:
+        """places: adapters that a step may have, at most."""
         self._linear, self._step = linear, step
-        self.updates: list[LowRank | None] = [None] * (1 + most)
+        self.updates: list[LowRank | None] = [None] * (1 + places)
         """By the number of an adapter; 0 stands for none."""
         self._summed: Callable[[Tensor], Tensor] | None = None
         if isinstance(linear, SummedLinear | SummedQuantizedLinear):

@@ -2,96 +2,166 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-import torch
-
-from penstock.kernels.low_rank import LowRank
 from penstock.protocol.model_info import BadModelFolder
-from penstock.protocol.wire.messages.steps import AdapterLoaded, LoadAdapter
-from penstock.services.worker.adapters.adapted_linear import AdaptedLinear
-from penstock.services.worker.adapters.model_adapters import ModelAdapters
+from penstock.protocol.wire.messages.steps import (
+    AdapterBrought,
+    AdapterLoaded,
+    BringAdapter,
+    LoadAdapter,
+)
+from penstock.services.worker.adapters.background_work import BackgroundWork
+from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters, Updates
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
 
 
+class _Wanted(NamedTuple):
+    folder: Path
+    name: str = ""
+    replaces: bool = False
+    again: str = ""
+    """Digest of one that is loaded, and in memory no more."""
+
+
 class _Read(NamedTuple):
-    asked: LoadAdapter
-    replaces: bool
+    wanted: _Wanted
     digest: str = ""
-    updates: dict[AdaptedLinear, LowRank] | None = None
+    updates: Updates | None = None
+    reason: str = ""
+
+
+class _Filled(NamedTuple):
+    coming: Coming
     reason: str = ""
 
 
 class AdapterLoader:
-    """Reads one adapter at a time in a thread of its own; the steps' thread puts what was read in
-    its place, which takes it microseconds."""
+    """Reads one adapter at a time in a thread of its own, and fills one place at a time in another;
+    the steps' thread takes note of what was done, which takes it microseconds."""
 
     def __init__(self, adapters: ModelAdapters, max_rank: int) -> None:
         """max_rank: ``--max-lora-rank``."""
         self.adapters = adapters
         self._max_rank = max_rank
-        self._wanted: SimpleQueue[tuple[LoadAdapter, bool]] = SimpleQueue()
-        self._read: SimpleQueue[_Read] = SimpleQueue()
-        self._open = 0
-        """Adapters that were asked for and are not in their place."""
-        self._thread: threading.Thread | None = None
+        self._reads = BackgroundWork("adapters read", self._read)
+        self._fills = BackgroundWork("adapters brought", self._fill)
+        self._again: set[str] = set()
+        """Digests of those that are read again."""
+        self._brings: dict[str, int] = {}
+        """Digest → number of the latest bringing that was asked for and is not over."""
+        self._answers: list[AdapterBrought] = []
 
     @property
     def busy(self) -> bool:
-        return self._open > 0
+        """Whether something is read or brought."""
+        return self._reads.busy or self._fills.busy
 
     def load(self, asked: LoadAdapter, *, replaces: bool = False) -> None:
         """replaces: there is one of that name, which leaves for it."""
-        self._open += 1
-        self._wanted.put((asked, replaces))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
-            self._thread.start()
+        self._reads.begin(_Wanted(Path(asked.folder), asked.name, replaces))
 
-    def _run(self) -> None:
-        torch.set_num_threads(1)
-        while True:
-            asked, replaces = self._wanted.get()
-            try:
-                self._read.put(self._reading(asked, replaces))
-            except Exception as error:
-                self._read.put(_Read(asked, replaces, reason=f"{type(error).__name__}: {error}"))
-
-    @torch.inference_mode()
-    def _reading(self, asked: LoadAdapter, replaces: bool) -> _Read:
+    def _read(self, wanted: _Wanted) -> _Read:
         try:
-            checked = AdapterFolder(Path(asked.folder), self.adapters.sizes, self._max_rank)
+            checked = AdapterFolder(wanted.folder, self.adapters.sizes, self._max_rank)
             read = checked.read(self.adapters.item_bytes)
-            return _Read(asked, replaces, read.digest, self.adapters.prepared(read))
+            return _Read(wanted, read.digest, self.adapters.prepared(read))
         except (BadModelFolder, RuntimeError) as error:
-            return _Read(asked, replaces, reason=str(error))
+            return _Read(wanted, reason=str(error))
+        except Exception as error:
+            return _Read(wanted, reason=f"{type(error).__name__}: {error}")
 
     def finished(self) -> list[AdapterLoaded]:
-        """What has been read since the last call; slots may have it from now on."""
-        found: list[AdapterLoaded] = []
-        while self._open:
-            try:
-                read = self._read.get_nowait()
-            except Empty:
-                break
-            self._open -= 1
-            found.append(self._placed(read))
+        """What has been loaded since the last call, or could not be."""
+        found = []
+        for read in self._reads.finished():
+            if read.wanted.again:
+                self._held_again(read, read.wanted.again)
+            else:
+                found.append(self._loaded(read))
         return found
 
-    def _placed(self, read: _Read) -> AdapterLoaded:
-        name, folder = read.asked.name, read.asked.folder
+    def _loaded(self, read: _Read) -> AdapterLoaded:
+        folder, name, replaces, _ = read.wanted
         if read.updates is None:
-            return AdapterLoaded(name, folder, reason=read.reason)
+            return AdapterLoaded(name, str(folder), reason=read.reason)
         try:
-            self.adapters.place(read.digest, read.updates, replaces=read.replaces)
+            self.adapters.load(read.digest, folder, replaces=replaces)
         except RuntimeError as error:
-            return AdapterLoaded(name, folder, reason=str(error))
-        return AdapterLoaded(name, folder, read.digest)
+            return AdapterLoaded(name, str(folder), reason=str(error))
+        self.adapters.hold(read.digest, read.updates)
+        return AdapterLoaded(name, str(folder), read.digest)
+
+    def _held_again(self, read: _Read, digest: str) -> None:
+        self._again.discard(digest)
+        if digest not in self.adapters.folders:
+            return  # it is unloaded by now
+        reason = read.reason
+        if not reason and read.digest != digest:
+            reason = f"{read.wanted.folder} has changed since it was loaded; load it anew"
+        if read.updates is not None and not reason:
+            self.adapters.hold(digest, read.updates)
+        if digest in self._brings and reason:
+            self._answer(digest, reason)
+        elif digest in self._brings:
+            self._place(digest)
+
+    def bring(self, asked: BringAdapter) -> None:
+        """Bring an adapter into a place, beside those that must stay in theirs."""
+        adapters, digest = self.adapters, asked.digest
+        wanted = {*asked.keeps, digest}
+        adapters.keep_only(wanted)
+        self._brings = {one: number for one, number in self._brings.items() if one in wanted}
+        self._brings[digest] = asked.number
+        if digest in adapters.numbers:
+            self._answer(digest)
+        elif digest not in adapters.folders:
+            self._answer(digest, "the worker has not loaded the adapter")
+        elif digest in adapters.held:
+            self._place(digest)
+        elif digest not in self._again:
+            self._again.add(digest)
+            self._reads.begin(_Wanted(adapters.folders[digest], again=digest))
+
+    def _place(self, digest: str) -> None:
+        """Begin to fill a place with an adapter, unless that has begun."""
+        adapters = self.adapters
+        if adapters.coming(digest) is not None:
+            return
+        if (coming := adapters.reserve(digest)) is not None:
+            self._fills.begin(coming)
+        else:
+            self._answer(digest, f"all {adapters.places} places (--max-loras) are taken")
+
+    def _answer(self, digest: str, reason: str = "") -> None:
+        number = self._brings.pop(digest, 0)
+        self._answers.append(AdapterBrought(number, digest, reason))
+
+    def _fill(self, coming: Coming) -> _Filled:
+        try:
+            self.adapters.fill(coming)
+        except Exception as error:
+            return _Filled(coming, f"{type(error).__name__}: {error}")
+        return _Filled(coming)
+
+    def brought(self) -> Sequence[AdapterBrought]:
+        """What is in its place since the last call, or cannot be; slots may have it from now on."""
+        for coming, reason in self._fills.finished():
+            wanted = self.adapters.coming(coming.digest) is coming
+            if wanted and reason:
+                self.adapters.abandon(coming)
+            elif wanted:
+                self.adapters.settle(coming)
+            if wanted:
+                self._answer(coming.digest, reason)
+        if not self._answers:
+            return ()
+        answers, self._answers = self._answers, []
+        return answers
 
     def drop(self, digest: str) -> None:
         """No later step has a row of it."""
-        if digest in self.adapters.numbers:
-            self.adapters.remove(digest)
+        self._brings.pop(digest, None)
+        self.adapters.remove(digest)

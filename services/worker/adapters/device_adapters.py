@@ -1,13 +1,12 @@
 """Adapters in memory of a CUDA device that is taken at the start, one place for each.
 
 The places of a linear layer are one buffer, so graphs that read it stay valid whichever adapters
-are in it. One that is loaded while steps are computed comes through two buffers of pinned memory on
-a stream of its own; whoever loads waits for it, and no step does.
+are in it. One that is brought in while steps are computed comes through two buffers of pinned
+memory on a stream of its own; whoever brings it waits for that, and no step does.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import torch
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from penstock.kernels.gpu.low_rank import padded_rank
 from penstock.kernels.low_rank import LowRank, StackedLowRank
-from penstock.services.worker.adapters.adapted_linear import AdaptedLinear
-from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.adapters.peft_folder import ReadAdapter
+from penstock.protocol.config.adapters import AdapterLimits
+from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import LayerLinears
@@ -26,24 +24,21 @@ from penstock.services.worker.models.linear_specification import LayerLinears
 class DeviceAdapters(ModelAdapters):
     """Adapters of a model in the form that our kernels compute (``DenseModel``)."""
 
-    def __init__(self, decoder: Decoder, most: int, max_rank: int) -> None:
-        """max_rank: ``--max-lora-rank``."""
+    def __init__(self, decoder: Decoder, limits: AdapterLimits, max_rank: int) -> None:
+        """See ``ModelAdapters``; max_rank: ``--max-lora-rank``."""
         self._multipliers = [each.residual_multiplier for each in decoder.specification.layers]
-        super().__init__(decoder, most)
-        self.places, self._rank = most + 1, padded_rank(max_rank)
+        super().__init__(decoder, limits)
+        self._rank = padded_rank(max_rank)
         self._on, self._device = self._device, torch.device("cpu")
-        """``prepared`` makes its matrices in the host's memory, for ``_fill``."""
+        """``prepared`` makes its matrices in the host's memory, for ``fill``."""
         self.stacks = [
             LayerLinears(*(self._stack(linear) for linear in layer.linears))
             for layer in decoder.weights.layers
         ]
         self.ranks = torch.zeros(self.places, dtype=torch.int32, device=self._on)
         """Of what is in each place, the highest of its layers."""
-        self._reserved: dict[str, int] = {}
-        """Digest → place that is filled or about to be, until ``place`` makes it a number."""
         self._free: dict[int, torch.cuda.Event] = {}
-        """Place → when the last step is over that read what was in it."""
-        self._lock = threading.Lock()
+        """Number of a place → when the last step is over that read what was in it."""
         self._copies = _Copies(self.stacks, self._on)
 
     def _stack(self, linear: Linear) -> StackedLowRank:
@@ -59,69 +54,35 @@ class DeviceAdapters(ModelAdapters):
 
     @property
     def num_bytes(self) -> int:
+        """Of all places."""
         return sum(stack.num_bytes for layer in self.stacks for stack in layer)
 
     def factor(self, layer: int, which: int) -> float:
         behind = which in (LayerLinears._fields.index("output"), LayerLinears._fields.index("down"))
         return self._multipliers[layer] if behind else 1.0
 
-    def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:
-        """See ``ModelAdapters``; when it returns, the adapter is in a place of the device. Raises
-        ``RuntimeError`` where none is free."""
-        updates = super().prepared(adapter)
-        with self._lock:
-            if adapter.digest in self.numbers or adapter.digest in self._reserved:
-                return updates  # another name's files are the same
-            taken = {*self.numbers.values(), *self._reserved.values()}
-            number = next((one for one in range(1, self.places + 1) if one not in taken), 0)
-            if not number:
-                raise RuntimeError(self.no_room(len(taken)))
-            self._reserved[adapter.digest] = number
-        try:
-            self._fill(number - 1, updates)
-        except BaseException:
-            self._reserved.pop(adapter.digest, None)
-            raise
-        return updates
-
-    def _fill(self, place: int, updates: dict[AdaptedLinear, LowRank]) -> None:
-        self._copies.begin(self._free.pop(place + 1, None))
-        highest = 0
+    def fill(self, coming: Coming) -> None:
+        """See ``ModelAdapters``; when it returns, the adapter is in its place of the device."""
+        self._copies.begin(self._free.pop(coming.number, None))
+        place, highest = coming.number - 1, 0
         for products, stacks in zip(self.layers, self.stacks, strict=True):
             for product, stack in zip(products, stacks, strict=True):
-                update = updates.get(product)
+                update = coming.updates.get(product)
                 if update is not None:
                     highest = max(highest, *(part.up.shape[1] for part in update.parts))
                 self._copies.write(stack, place, update)
         self._copies.end(self.ranks[place : place + 1], highest)
 
-    def place(
-        self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
-    ) -> int:
-        """See ``ModelAdapters``; of what was ``prepared``."""
-        with self._lock:  # a place is reserved until it has its number
-            return super().place(digest, updates, replaces=replaces)
-
-    def number_for(self, digest: str, taken: set[int]) -> int:
-        number = self._reserved.pop(digest, 0)
-        if not number:
-            raise RuntimeError("the adapter was unloaded while it was loaded again; load it anew")
-        return number
-
-    def keep(self, number: int, updates: dict[AdaptedLinear, LowRank]) -> None:
+    def apply(self, coming: Coming) -> None:
         """It is on the device."""
 
-    def give_up(self, digest: str) -> None:
-        self._reserved.pop(digest, None)
-
-    def remove(self, digest: str) -> None:
+    def leave(self, digest: str) -> None:
         """See ``ModelAdapters``; steps that are under way may have rows of it."""
-        with self._lock:
-            number = self.numbers.pop(digest)
-            if self._on.type == "cuda":
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-                self._free[number] = event
+        number = self.numbers.pop(digest)
+        if self._on.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._free[number] = event
 
 
 class _Copies:

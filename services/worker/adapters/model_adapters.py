@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.low_rank import LowRank, LowRankPart
+from penstock.protocol.config.adapters import AdapterLimits
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
 from penstock.services.worker.adapters.peft_folder import (
@@ -60,18 +63,39 @@ class _Target(NamedTuple):
     """What the layer's results are multiplied by where the weights hold that."""
 
 
-class ModelAdapters:
-    """Adapters by number, and the products that apply them. To be made before the decoder is
-    prepared; adapters may come and go between steps."""
+Updates = Mapping[AdaptedLinear, LowRank]
+"""What one adapter adds to each linear layer."""
 
-    def __init__(self, decoder: Decoder, most: int) -> None:
-        """most: adapters at once, beside one that takes the place of another."""
-        self._dtype, self._device, self._most = decoder.dtype, decoder.device, most
+
+@dataclass(slots=True, eq=False)
+class Coming:
+    """An adapter on its way into a place."""
+
+    digest: str
+    number: int
+    """Of the place, from 1 on."""
+    updates: Updates
+
+
+class ModelAdapters:
+    """The adapters that are loaded, and the products that apply those of them that are in a place.
+    To be made before the decoder is prepared; adapters may come and go between steps. All but
+    ``prepared`` and ``fill`` is for the thread that computes the steps."""
+
+    def __init__(self, decoder: Decoder, limits: AdapterLimits) -> None:
+        """limits: beside each that replaces another there may be one more."""
+        self._dtype, self._device, self._limits = decoder.dtype, decoder.device, limits
+        self.places = places = limits.places
+        self.folders: dict[str, Path] = {}
+        """By digest: where each that is loaded was read."""
+        self.held: dict[str, Updates] = {}
+        """By digest: those in the host's memory, the least recently wanted one first."""
         self.numbers: dict[str, int] = {}
-        """Digest → number, from 1 on."""
+        """Digest → number of its place, from 1 on, of those that are in one."""
+        self._coming: dict[str, Coming] = {}
         self.step = StepRows()
         self.layers = [
-            LayerLinears(*(AdaptedLinear(linear, self.step, most + 1) for linear in layer.linears))
+            LayerLinears(*(AdaptedLinear(linear, self.step, places) for linear in layer.linears))
             for layer in decoder.weights.layers
         ]
         self.sizes: Mapping[str, LayerSize]
@@ -111,54 +135,85 @@ class ModelAdapters:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that are loaded, on this rank."""
-        products = (product for layer in self.layers for product in layer)
-        return sum(one.num_bytes for each in products for one in each.updates if one is not None)
+        """Of all that are in memory, on this rank."""
+        return sum(one.num_bytes for updates in self.held.values() for one in updates.values())
 
-    def add(self, adapter: ReadAdapter) -> int:
-        """``prepared`` and ``place`` at once."""
-        return self.place(adapter.digest, self.prepared(adapter))
+    def add(self, adapter: ReadAdapter, folder: Path) -> None:
+        """Load an adapter, and bring it into a place where one is free."""
+        updates = self.prepared(adapter)
+        self.load(adapter.digest, folder)
+        self.hold(adapter.digest, updates)
+        is_there = adapter.digest in self.numbers
+        if not is_there and (coming := self.reserve(adapter.digest)) is not None:
+            self.fill(coming)
+            self.settle(coming)
 
-    def place(
-        self, digest: str, updates: dict[AdaptedLinear, LowRank], *, replaces: bool = False
-    ) -> int:
-        """The number under which an adapter is applied from now on. replaces: another one leaves
-        for it, and has its place until its last request has ended. Raises ``RuntimeError`` where
-        there is no room for one more."""
-        known = self.numbers.get(digest)
-        if known is not None:
-            return known
-        taken = set(self.numbers.values())
-        if len(taken) >= self._most + replaces:
-            self.give_up(digest)
-            raise RuntimeError(self.no_room(len(taken)))
-        number = self.number_for(digest, taken)
-        self.keep(number, updates)
-        self.numbers[digest] = number
-        return number
+    def load(self, digest: str, folder: Path, *, replaces: bool = False) -> None:
+        """Let there be one more adapter. replaces: another one leaves for it, and is there until
+        its last request has ended. Raises ``RuntimeError`` where there are as many as may be."""
+        most = self._limits.loaded
+        if digest not in self.folders and len(self.folders) >= most + replaces:
+            raise RuntimeError(
+                f"{len(self.folders)} adapters are loaded, and --max-registered-loras (unless it "
+                f"is given, --max-cpu-loras or --max-loras) allows {most}; unload one, or wait "
+                "until what was unloaded or replaced has no request any more"
+            )
+        self.folders[digest] = folder
 
-    def no_room(self, taken: int) -> str:
-        """Why one more adapter has no place beside so many, in words."""
-        return (
-            f"{taken} adapters are loaded, and --max-loras allows {self._most}; unload one, or "
-            "wait until what was unloaded or replaced has no request any more"
-        )
+    def hold(self, digest: str, updates: Updates) -> None:
+        """Keep what was ``prepared`` of an adapter that is loaded. Where memory has as many as it
+        may, the least recently wanted one that is in no place leaves it."""
+        self.held[digest] = self.held.pop(digest, updates)
+        most = self._limits.held + max(0, len(self.folders) - self._limits.loaded)
+        free = [one for one in self.held if one not in self.numbers and one not in self._coming]
+        for one in free[: max(0, len(self.held) - most)]:
+            del self.held[one]
 
-    def number_for(self, digest: str, taken: set[int]) -> int:
-        """The number of a new adapter."""
-        return next(one for one in range(1, self._most + 2) if one not in taken)
+    def keep_only(self, digests: Container[str]) -> None:
+        """Let all others leave their places: no later step has a row of them."""
+        for digest in [one for one in self._coming if one not in digests]:
+            del self._coming[digest]
+        for digest in [one for one in self.numbers if one not in digests]:
+            self.leave(digest)
 
-    def keep(self, number: int, updates: dict[AdaptedLinear, LowRank]) -> None:
+    def coming(self, digest: str) -> Coming | None:
+        """What is on its way."""
+        return self._coming.get(digest)
+
+    def reserve(self, digest: str) -> Coming | None:
+        """A place for an adapter that is held and in none, for ``fill`` and then ``settle``.
+        ``None``: all are taken."""
+        taken = {*self.numbers.values(), *(one.number for one in self._coming.values())}
+        free = next((one for one in range(1, self.places + 1) if one not in taken), 0)
+        if not free:
+            return None
+        updates = self.held[digest] = self.held.pop(digest)
+        coming = self._coming[digest] = Coming(digest, free, updates)
+        return coming
+
+    def fill(self, coming: Coming) -> None:
+        """Copy an adapter into its place, in any thread: one at a time, in the order in which the
+        places were reserved. Here the products read the tensors where they are."""
+
+    def settle(self, coming: Coming) -> None:
+        """Steps may have an adapter from now on whose place is filled."""
+        self.abandon(coming)
+        self.apply(coming)
+        self.numbers[coming.digest] = coming.number
+
+    def abandon(self, coming: Coming) -> None:
+        """It is on its way no more."""
+        del self._coming[coming.digest]
+
+    def apply(self, coming: Coming) -> None:
         """Let the products apply an adapter from now on."""
-        for product, update in updates.items():
-            product.updates[number] = update
+        for product, update in coming.updates.items():
+            product.updates[coming.number] = update
 
-    def give_up(self, digest: str) -> None:
-        """What was prepared is not placed."""
-
-    def prepared(self, adapter: ReadAdapter) -> dict[AdaptedLinear, LowRank]:
-        """What this rank adds to each of its layers, on the device. Raises ``BadModelFolder`` on
-        every rank for what the model's type cannot hold, whoever has that layer."""
+    def prepared(self, adapter: ReadAdapter) -> Updates:
+        """What this rank adds to each of its layers, in the host's memory. Raises
+        ``BadModelFolder`` on every rank for what the model's type cannot hold, whoever has that
+        layer."""
         found: dict[AdaptedLinear, list[tuple[_Target, LowRankPair]]] = {}
         for module, pair in adapter.pairs.items():
             self._check_range(module, pair)
@@ -194,9 +249,17 @@ class ModelAdapters:
         scaled = up.float() * (pair.scale * target.factor)
         return scaled.to(device=self._device, dtype=self._dtype).contiguous()
 
-    def remove(self, digest: str) -> None:
-        """Forget an adapter of which no row is computed any more."""
+    def leave(self, digest: str) -> None:
+        """Free the place of an adapter of which no row is computed any more."""
         number = self.numbers.pop(digest)
         for layer in self.layers:
             for product in layer:
                 product.updates[number] = None
+
+    def remove(self, digest: str) -> None:
+        """Forget an adapter of which no row is computed any more."""
+        self._coming.pop(digest, None)
+        if digest in self.numbers:
+            self.leave(digest)
+        self.held.pop(digest, None)
+        self.folders.pop(digest, None)

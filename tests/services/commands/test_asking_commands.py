@@ -13,6 +13,7 @@ from command_run import call, environment
 from scripted_api import scripted_api
 from served import Served
 
+from penstock.services.cli import main
 from penstock.services.commands.failure import CommandError
 from penstock.services.commands.printable import only_colours, printable
 from penstock.services.commands.settings import names, setting
@@ -198,6 +199,23 @@ def test_openais_key_goes_to_openais_address_alone(
 def test_a_unix_socket_is_named_by_its_path(url: str, code: int, said: str) -> None:
     done = call("models", url)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way"),
+    [
+        (["chat", "--base-url", "http://127.0.0.1:9"], "URL alone: penstock chat http://127.0."),
+        (["chat", "--url=http://127.0.0.1:9"], "URL alone: penstock chat http://127.0."),
+        (["status", "--base-url", "http://127.0.0.1:9"], "URL alone: penstock status http://"),
+        (["complete", "hi", "--base-url", "http://127.0.0.1:9"], "--base-url: use --url"),
+        (["list", "--base-url", "http://127.0.0.1:9"], "unknown flag --base-url\n"),
+    ],
+)
+def test_a_server_that_is_named_as_elsewhere_is_told_how_to_name_it(
+    arguments: list[str], way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert way in capsys.readouterr().err
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:

@@ -14,7 +14,7 @@ from emulator import terminal
 from hub_server import COMMIT, Hub, running_hub
 from huggingface_hub import constants
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.process.running_servers import Registration
 
 NAME = "org/little"

@@ -254,7 +254,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 BODIES: list[tuple[bytes, str]] = [
-    (b"", "JSON"),
+    (b"", "empty"),
+    ('{"prompt": "x"}'.encode("utf-16"), "UTF-16"),
     (b"{", "JSON"),
     (b"[]", "object"),
     (b'"x"', "object"),
@@ -272,7 +273,7 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"prompt": "x", "junk": ' + b'{"a":' * 100_000, "64"),
     (b"[" * 1_000_000, "64"),
     (b'{"prompt": [' + b"[1]," * 100_001 + b"[1]]}", "100000"),
-    (b"\xef\xbb\xbf{}", "JSON"),
+    (b"\xef\xbb\xbf{}", "byte order mark"),
     (b'{"prompt": "x"} trailing', "JSON"),
 ]
 
@@ -486,6 +487,30 @@ def test_a_compressed_bomb_is_refused_by_its_decoded_size() -> None:
         assert status == 413
         status, _, _ = await client.post(TEXT, b"not compressed", headers=headers)
         assert status == 400
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v2/nothing/", ""),
+        ("/" * 3000, ""),
+    ],
+)
+def test_a_path_that_a_wrong_base_url_makes_is_told_the_one_that_there_is(
+    path: str, meant: str
+) -> None:
+    async def use(client: Client) -> None:
+        status, answer, _ = await client.post(path, ONE)
+        message = answer["error"]["message"]
+        assert status == 404
+        assert message.endswith(f"; there is {meant}") if meant else "there is /" not in message
 
     run(use)
 

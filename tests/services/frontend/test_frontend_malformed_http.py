@@ -37,6 +37,9 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         POST + b"Transfer-Encoding: bogus\r\n\r\nhello", "Transfer-Encoding"
     ),
     "a_chunk_size_that_is_no_number": (CHUNKED + b"zz\r\nhello\r\n", "chunk zz"),
+    "a_compression_that_is_not_read": (
+        POST + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello", "br gzip deflate"
+    ),
     "a_chunk_longer_than_its_size": (CHUNKED + b"5\r\nhelloXX5\r\n", "chunk"),
 }  # fmt: skip
 

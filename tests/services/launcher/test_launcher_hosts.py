@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.protocol.config.checks import contradictions
 from penstock.protocol.config.fields import DeviceConfig, ModelConfig

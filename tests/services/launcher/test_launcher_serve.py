@@ -22,7 +22,7 @@ import psutil
 import pytest
 from counted import cpu_seconds, wakes
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.services.launcher.builtin_model import builtin_model
 
 PATIENCE = 30.0
@@ -449,6 +449,7 @@ def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
     wait_for(lambda: "ready" in server.text)
     server.remember()
     assert server.stop() == 0, server.text
+    assert "ends before it was ready" in server.text and "draining" not in server.text
     assert server.processes_left() == []
     assert os.listdir(server.runtime) == []
 

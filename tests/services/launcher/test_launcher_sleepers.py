@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from test_launcher_models import FakeChild
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import ModelConfig
 from penstock.protocol.config.process_fields import LaunchConfig

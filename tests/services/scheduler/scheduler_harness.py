@@ -13,6 +13,7 @@ from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, RequestHead, TokenWork
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import End, EndReason, TokenBatch
+from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
@@ -63,6 +64,7 @@ def token_work(
     stalls: int = 0,
     streamed: bool = True,
     prompt_logprobs: int | None = None,
+    adapter: str = "",
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
@@ -74,6 +76,7 @@ def token_work(
         age=age,
         streamed=streamed,
         accepted=accepted,
+        adapter=adapter,
     )
     ids = token_bytes(prompt)
     return TokenWork(
@@ -123,6 +126,8 @@ class Engine:
         max_waiting_tokens: int | None = None,
         shape: StepShape = StepShape(),  # noqa: B008 - it is frozen
         row_count: Callable[[], int] | None = None,
+        num_ranks: int = 1,
+        offers: Offers | None = None,
     ) -> None:
         """``row_count``: how many tokens a row brings."""
         self.limits = limits
@@ -138,6 +143,8 @@ class Engine:
             max_in_flight,
             max_waiting_tokens=max_waiting_tokens,
             shape=shape,
+            num_ranks=num_ranks,
+            offers=offers,
         )
         self.worker = SimulatedWorker(limits, 1, poison, not_a_number, row_count=row_count)
         self.now = 0.0
@@ -169,10 +176,12 @@ class Engine:
         stalls: int = 0,
         streamed: bool = True,
         prompt_logprobs: int | None = None,
+        adapter: str = "",
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
             tenant, priority, cache_salt, accepted, stalls, streamed, prompt_logprobs,
+            adapter,
         )  # fmt: skip
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()
@@ -272,7 +281,7 @@ class Engine:
                 continue
         raise AssertionError(f"not done after {steps} steps: {self.core.stats()}")
 
-    def restart(self, limits: Limits | None = None) -> None:
+    def restart(self, limits: Limits | None = None, offers: Offers | None = None) -> None:
         """The worker is replaced; what the old one still had under way comes back late."""
         self.limits = limits or self.limits
         epoch = self.core.epoch + 1
@@ -281,7 +290,7 @@ class Engine:
             token_seconds=self.worker.token_seconds, is_early=self.worker.is_early,
             row_count=self.worker.row_count,
         )  # fmt: skip
-        self.take(self.core.restart(epoch, limits))
+        self.take(self.core.restart(epoch, limits, offers))
         self.core.check()
 
     def expire(self) -> None:

@@ -81,7 +81,7 @@ def test_the_documented_example_runs_in_a_process_of_its_own(tmp_path: Path) -> 
     install_the_example(tmp_path / "site")
     done = subprocess.run(
         [
-            sys.executable, "-m", "penstock.loadtest.simulate_policies",
+            sys.executable, "-m", "penstock.loadtest.studies.simulate_policies",
             "--requests", "40", "--policy", "head-start",
         ],
         env={"PYTHONPATH": str(tmp_path / "site")},

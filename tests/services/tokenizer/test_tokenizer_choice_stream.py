@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.ownership.choice import Choice
 from penstock.protocol.sampling import SamplingParams

@@ -17,7 +17,7 @@ import patient_grammars
 import pytest
 import ruinous_grammars
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar
 from penstock.services.tokenizer import grammar_check
 from penstock.services.tokenizer.grammar_check import GrammarCheck, GrammarsBusy, Verdicts

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
@@ -22,7 +22,8 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     kind_of,
 )
-from penstock.services.tokenizer.preparation import PromptError, prepare
+from penstock.services.tokenizer import preparation
+from penstock.services.tokenizer.preparation import PromptError, may_be_quick, prepare
 from penstock.services.tokenizer.text_model import TextModel
 
 LIMIT = 100
@@ -135,7 +136,7 @@ def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo
         (work(PromptText("a b" * 500)), "prompt", "length is 100 tokens"),
         (work(Chat(b'[{"content": "' + b"a b" * 500 + b'", "role": "user"}]')), "messages", "100"),
         (work(Chat(b"[]")), "messages", "at least one message"),
-        (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),
+        (work(tokens(5), max_tokens=100), "max_tokens", "1 token .* 100, together 101.*most 99"),
         (work(tokens(5), max_tokens=2**31 - 1), "max_tokens", "at most 99"),
         (
             work(tokens(5), max_tokens=0),
@@ -251,3 +252,31 @@ def test_a_grammar_beside_what_may_leave_no_token_is_refused(
         with pytest.raises(PromptError, match=next(iter(other))) as caught:
             ask_grammar(work(tokens(5), structured_outputs=grammar, **other), model, info, Vetted())
         assert caught.value.param == "response_format"
+
+
+def test_few_ids_of_a_plain_request_are_prepared_at_once() -> None:
+    """Text, much work and what may wait for a verdict have threads."""
+    assert may_be_quick(work(tokens(5, 6, 7), stop=["x"], logit_bias={5: 1.0}))
+    assert may_be_quick(work(tokens(*[5] * 4096)))
+    for prompt in (PromptText("hello"), Chat(b"[]"), tokens(*[5] * 4097)):
+        assert not may_be_quick(work(prompt))
+    for params in (
+        {"bad_words": ["x"]},
+        {"banned_strings": ["x"]},
+        {"dry_multiplier": 1.0},
+        {"structured_outputs": Grammar("regex", "a*")},
+    ):
+        assert not may_be_quick(work(tokens(5, 6, 7), **params))
+    task = msgspec.structs.replace(work(tokens(5)), head=RequestHead(task="score"))
+    assert not may_be_quick(task)
+
+
+def test_a_plain_request_is_not_searched_for_thinking(
+    model: TextModel, info: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "thinking", None)  # which cannot be called
+    assert prepare(work(tokens(5, 6, 7)), model, info, LIMIT, 1).work.max_tokens == 16
+    with pytest.raises(TypeError):
+        ask_grammar(
+            work(tokens(5), structured_outputs=Grammar("regex", "a+")), model, info, Vetted()
+        )

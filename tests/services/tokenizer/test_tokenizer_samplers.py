@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.kernels.sampling.samplers import SAMPLERS
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampler_parameters import DEFAULT_ORDER, SamplerName, sampler_conflict
 from penstock.protocol.sampling import SamplingParams, resolve

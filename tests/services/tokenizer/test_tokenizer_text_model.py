@@ -18,7 +18,7 @@ from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES
 from tokenizer_zoo import byte_level, llama_2, zoo
 from tokenizers import Tokenizer
 
-from penstock.loadtest.make_model import make_model
+from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.ownership.choice import joined
 from penstock.protocol.sampling import SamplingParams

@@ -9,7 +9,7 @@ import pytest
 from chat_templates import CHATML, THINKING
 from tokenizers import AddedToken, Tokenizer
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.services.tokenizer.chat_template import ChatTemplate
 from penstock.services.tokenizer.output.family import THINK_TAGS
 from penstock.services.tokenizer.text_model import TextModel
@@ -67,6 +67,15 @@ def test_thinking_that_the_prompt_has_begun_is_waited_for() -> None:
     ids = rendered(one, HELLO) + one.encode("<think>\n", add_special_tokens=False)
     assert thinking(one, ids) == Thinking(END)
     assert thinking(one, one.encode("x <think>\n", add_special_tokens=False)) == Thinking(END)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 4095, 4096, 9000])
+def test_thinking_is_found_however_much_stands_behind_its_beginning(behind: int) -> None:
+    one = model(THINKING, thinker(special=False))
+    opened = one.encode("x <think>", add_special_tokens=False)
+    text = one.encode("a", add_special_tokens=False) * behind
+    assert thinking(one, opened + text) == Thinking(END)
+    assert thinking(one, opened + text + END + text) == Thinking()
 
 
 def test_a_prompt_that_is_no_chat_is_answered_at_once() -> None:

@@ -14,7 +14,7 @@ from tokenizers import (
     trainers,
 )
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 
 WORDS = ["hello world", "water flows", "the pipe, the turbine", "naïve café", "日本 水"] * 20
 

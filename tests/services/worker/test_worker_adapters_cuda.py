@@ -11,7 +11,7 @@ import torch
 from adapter_folders import write_adapter
 from plan_driver import PlanDriver
 from test_worker_adapters import expected, logits
-from tiny_adapters import merge, modules_of
+from tiny_adapters import bring, come, merge, modules_of
 from tiny_models import make_model, some_prompts
 
 from penstock.protocol.config import (
@@ -22,7 +22,6 @@ from penstock.protocol.config import (
     SchedulerConfig,
 )
 from penstock.protocol.config.fields import LaunchConfig, LoadingConfig
-from penstock.protocol.wire.messages.steps import LoadAdapter
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.loading import load_executor
 
@@ -33,12 +32,14 @@ pytestmark = [
 Folder = Callable[[str], Path]
 
 
-def loaded(folder: Path, device: Any, adapters: dict[str, Path], dtype: Any = "float32") -> Any:
+def loaded(
+    folder: Path, device: Any, adapters: dict[str, Path], dtype: Any = "float32", places: int = 8
+) -> Any:
     lora = [f"{name}={path}" for name, path in adapters.items()]
     config = Config(
         model=ModelConfig(model=str(folder), dtype=dtype),
         cache=CacheConfig(num_kv_blocks=500),
-        loading=LoadingConfig(lora=lora, max_loras=8, max_lora_rank=16),
+        loading=LoadingConfig(lora=lora, max_loras=places, max_cpu_loras=8, max_lora_rank=16),
         launch=LaunchConfig(lora_dirs=[] if adapters else ["/"]),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=128),
         device=DeviceConfig(device=device, threads=2),
@@ -97,13 +98,41 @@ def test_adapters_come_and_go_beside_steps_that_do_not_notice(
     base = logits(executor, [prompt], [""])[0].clone()
     before = torch.cuda.memory_allocated()
     seen: dict[str, torch.Tensor] = {}
+
+    def undisturbed() -> None:
+        assert torch.equal(logits(executor, [prompt], [""])[0], base)
+
     for turn in range(40):
         name, path = list(adapters.items())[turn % 3]
-        loader.load(LoadAdapter(name, str(path)))
-        while not (found := loader.finished()):
-            assert torch.equal(logits(executor, [prompt], [""])[0], base)
-        digest = found[0].digest
+        digest = come(loader, path, undisturbed).digest
         got = logits(executor, [prompt], [digest])[0].clone()
         assert torch.equal(got, seen.setdefault(name, got)) and not torch.equal(got, base)
         loader.drop(digest)
     assert torch.cuda.memory_allocated() - before < 1 << 20 and not executor.loader.busy
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_take_turns_in_two_places_beside_steps_that_do_not_notice(
+    dtype: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Each has the same bits whichever place it is in, and whatever was there before."""
+    adapters = some_adapters("llama3-wide", tmp_path, 5)
+    executor = loaded(tiny_folder("llama3-wide"), "cuda", adapters, dtype, places=2)
+    loader, (prompt,) = executor.loader, some_prompts([9])
+    digests = [one.digest for one in executor.adapters]
+    kept = digests[0]
+    first = logits(executor, [prompt], [kept])[0].clone()
+    seen: dict[str, torch.Tensor] = {}
+    memory = torch.cuda.memory_allocated()
+
+    def undisturbed() -> None:
+        assert torch.equal(logits(executor, [prompt], [kept])[0], first)
+
+    for turn in range(60):
+        digest = digests[1 + turn % 4]
+        assert not bring(loader, digest, [kept], undisturbed).reason
+        assert len(loader.adapters.numbers) == 2
+        both = logits(executor, [prompt, prompt], [kept, digest])
+        assert torch.equal(both[1], seen.setdefault(digest, both[1].clone()))
+        assert not torch.equal(both[1], both[0])
+    assert torch.cuda.memory_allocated() - memory < 1 << 20

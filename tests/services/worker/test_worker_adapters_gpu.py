@@ -15,16 +15,15 @@ from msgspec.structs import replace
 from plan_driver import PlanDriver
 from repeated_work import Repeated
 from test_worker_adapters import executor_of, expected, logits
-from tiny_adapters import adapted, merge, modules_of, settings_for
+from tiny_adapters import adapted, bring, come, merge, modules_of, settings_for
 from tiny_models import make_model, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.steps import AdapterLoaded, LoadAdapter
+from penstock.protocol.wire.messages.steps import LoadAdapter
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 from penstock.services.worker.adapters.loading import load_adapters
-from penstock.services.worker.adapters.peft_folder import AdapterFolder
 from penstock.services.worker.gpu.decoder import dense_executor
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.layer_groups import group_layers
@@ -113,62 +112,37 @@ def test_an_adapter_that_comes_while_steps_run_takes_a_free_place(
     small = write_adapter(tmp_path / "small", few, ranks=lambda name: 2, config={"r": 2})
     executor, held = gpu_executor(tiny_folder("qwen3"), kept=kept)
     loader, (prompt,) = AdapterLoader(held, 16), some_prompts([7])
-
-    def load(folder: Path) -> AdapterLoaded:
-        loader.load(LoadAdapter("one", str(folder)))
-        while not (found := loader.finished()):
-            pass
-        return found[0]
-
     for folder, scale in ((one, 2.0), (small, 4.0)):
-        digest = load(folder).digest
+        digest = come(loader, folder).digest
         assert held.numbers[digest] == 2
         got = logits(executor, [prompt], [digest])[0].cpu()
         merged = merge(make_model("qwen3"), folder, lambda name, scale=scale: scale)
         torch.testing.assert_close(got, expected(merged, prompt), atol=1e-4, rtol=1e-4)
         loader.drop(digest)
-    assert (
-        "--max-lora-rank allows 16"
-        in load(
-            write_adapter(tmp_path / "wide", modules, ranks=lambda name: 17, config={"r": 17})
-        ).reason
-    )
+    wide = write_adapter(tmp_path / "wide", modules, ranks=lambda name: 17, config={"r": 17})
+    assert "--max-lora-rank allows 16" in come(loader, wide).reason
 
 
-def test_the_same_files_under_two_names_at_once_are_filled_into_one_place(
-    tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_adapter_takes_the_place_of_another_and_comes_back(
+    tiny_folder: Folder, tmp_path: Path
 ) -> None:
+    """The place has the tensors of the one that is in it alone; the host has those of all."""
     modules = dict(list(modules_of(make_model("qwen3")).items())[:1])
-    kept, one = (write_adapter(tmp_path / f"{seed}", modules, seed=seed) for seed in (0, 1))
-    _, held = gpu_executor(tiny_folder("qwen3"), kept=kept)
-    filled: list[int] = []
-    fill = held._fill
-    monkeypatch.setattr(
-        held, "_fill", lambda place, updates: (filled.append(place), fill(place, updates))
-    )
-    read = AdapterFolder(one, held.sizes, 16).read(held.item_bytes)
-    with torch.inference_mode():
-        both = [held.prepared(read) for _ in range(2)]
-    assert [held.place(read.digest, updates) for updates in both] == [2, 2]
-    assert filled == [1], "requests may be computed from it already"
-
-
-def test_more_adapters_than_places_are_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    modules = dict(list(modules_of(make_model("qwen3")).items())[:1])
-    folders = [write_adapter(tmp_path / f"{seed}", modules, seed=seed) for seed in range(4)]
+    folders = [write_adapter(tmp_path / f"{seed}", modules, seed=seed) for seed in range(3)]
     _, held = gpu_executor(tiny_folder("qwen3"), kept=folders[0])
     loader = AdapterLoader(held, 16)
-
-    def load(folder: Path, *, replaces: bool = False) -> AdapterLoaded:
-        loader.load(LoadAdapter("one", str(folder)), replaces=replaces)
-        while not (found := loader.finished()):
-            pass
-        return found[0]
-
-    assert load(folders[1]).digest
-    assert "2 adapters are loaded, and --max-loras allows 2" in load(folders[2]).reason
-    replacement = load(folders[2], replaces=True).digest
-    assert "3 adapters are loaded" in load(folders[3], replaces=True).reason
-    loader.drop(replacement)
-    assert load(folders[3], replaces=True).digest
-    assert sorted(held.numbers.values()) == [1, 2, 3]
+    (kept,), stack = held.numbers, held.stacks[0].qkv
+    other = come(loader, folders[1]).digest
+    assert held.numbers == {kept: 1, other: 2}
+    before = stack.down.clone(), stack.up.clone()
+    assert not torch.equal(before[0][0], before[0][1])
+    assert not bring(loader, kept, []).reason and held.numbers == {kept: 1}
+    held.leave(kept)
+    assert not bring(loader, other, []).reason and held.numbers == {other: 1}
+    for now, then in zip((stack.down, stack.up), before, strict=True):
+        assert torch.equal(now[0], then[1])
+    assert list(held.held) == [kept, other]
+    loader.load(LoadAdapter("more", str(folders[2])))
+    while not (found := loader.finished()):
+        pass
+    assert "2 adapters are loaded" in found[0].reason

@@ -100,7 +100,7 @@ def test_bf16_answers_are_the_same_in_any_batch_chunks_and_order(tmp_path: Path)
 
 
 def make_shape(folder: Path) -> Path:
-    from penstock.loadtest.make_model import main
+    from penstock.loadtest.models.make_model import main
 
     sizes = {"hidden-size": 1024, "num-heads": 16, "num-kv-heads": 8, "head-dim": 128}
     more = {"intermediate-size": 3072, "num-layers": 4, "vocab-size": 2048}

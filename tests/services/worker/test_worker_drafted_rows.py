@@ -15,7 +15,7 @@ from test_worker_model_executor import executor_for
 from tiny_adapters import adapted, modules_of
 from tiny_models import make_model, some_prompts
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.engine import EngineSizes

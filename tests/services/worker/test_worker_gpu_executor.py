@@ -19,7 +19,7 @@ from plan_driver import GREEDY, PlanDriver
 from repeated_work import Repeated
 from tiny_models import generated, some_prompts
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar

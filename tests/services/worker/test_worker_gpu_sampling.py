@@ -12,7 +12,7 @@ import triton
 from asked_slots import EVERY_KIND, asking, biased, ids
 from sharp_model import CONFIG as SMALL
 
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.engine import EngineSizes

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.kernels.sampling.allowed_tokens import allowed_mask, mask_words
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import BadGrammar, Grammar

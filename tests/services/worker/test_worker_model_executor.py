@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from penstock.kernels import activation
 from penstock.kernels.activation import silu_and_mul
-from penstock.loadtest.make_model import make_tokenizer
+from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import read_model_info

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest.offline_requests import draw_requests
+from penstock.loadtest.offline.offline_requests import draw_requests
 from penstock.protocol.config import (
     CacheConfig,
     Config,

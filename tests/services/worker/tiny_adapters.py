@@ -12,6 +12,13 @@ from adapter_folders import PREFIX
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import LoadingConfig, ModelConfig
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.wire.messages.steps import (
+    AdapterBrought,
+    AdapterLoaded,
+    BringAdapter,
+    LoadAdapter,
+)
+from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.decoder import Decoder
@@ -46,6 +53,33 @@ def merge(model: Any, folder: Path, scale: Callable[[str], float] = lambda name:
 def settings_for(model: Path, **adapters: Path) -> Config:
     lora = [f"{name}={path}" for name, path in adapters.items()]
     return Config(model=ModelConfig(model=str(model)), loading=LoadingConfig(lora=lora))
+
+
+def bring(
+    loader: AdapterLoader,
+    digest: str,
+    keeps: list[str] | None = None,
+    beside: Callable[[], object] = lambda: None,
+) -> AdapterBrought:
+    """Bring an adapter into a place, beside those that are in theirs."""
+    kept = list(loader.adapters.numbers) if keeps is None else keeps
+    loader.bring(BringAdapter(1, digest, kept))
+    while not (found := loader.brought()):
+        assert not loader.finished()
+        beside()
+    return found[0]
+
+
+def come(
+    loader: AdapterLoader, folder: Path, beside: Callable[[], object] = lambda: None
+) -> AdapterLoaded:
+    """Load an adapter, and bring it into a place."""
+    loader.load(LoadAdapter("one", str(folder)))
+    while not (found := loader.finished()):
+        beside()
+    if found[0].digest:
+        assert not bring(loader, found[0].digest, beside=beside).reason
+    return found[0]
 
 
 def adapted(model: Path, dtype: torch.dtype = torch.float32, **adapters: Path) -> Decoder:

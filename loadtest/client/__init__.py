@@ -1,0 +1,1 @@
+"""The load client of ``penstock bench serve``: arrivals, prompts, connections, results."""

@@ -1,0 +1,1 @@
+"""``penstock eval``: held-out questions to a server, and plain facts."""

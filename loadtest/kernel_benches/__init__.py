@@ -1,0 +1,1 @@
+"""``penstock bench kernels``: the kernels' cases, and how one is timed."""

@@ -1,0 +1,1 @@
+"""Models and adapters with random weights, made on the spot."""

@@ -1,0 +1,1 @@
+"""Measurements of the library and its executor: throughput, latency, prefill, steps, start."""

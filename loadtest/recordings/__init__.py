@@ -1,0 +1,1 @@
+"""``penstock trace``: what every process of a server does, on one timeline."""

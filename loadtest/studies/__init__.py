@@ -1,0 +1,1 @@
+"""Comparisons, simulations and costs, each a program: in the source tree, not in the wheel."""

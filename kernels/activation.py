@@ -62,7 +62,10 @@ def _gated(gate_up: Tensor, activation: Activation) -> Tensor:
         torch.split(gate_up, ROWS_AT_ONCE), torch.split(out, ROWS_AT_ONCE), strict=True
     ):
         gate, up = rows.float().chunk(2, -1)
-        into.copy_(activation(gate).mul_(up))
+        if out.dtype == torch.float32:
+            torch.mul(activation(gate), up, out=into)
+        else:
+            into.copy_(activation(gate).mul_(up))
     return out
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.kv_cache import read_blocks
-from penstock.kernels.online_softmax import LOG2_E, SoftmaxSums, softmax_step, weight_of
+from penstock.kernels.online_softmax import SoftmaxSums, softmax_step, weight_of
+from penstock.kernels.powers_of_two import LOG2_E
 
 if TYPE_CHECKING:
     from penstock.kernels.attention import AttentionBatch, Tile

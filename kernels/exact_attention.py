@@ -20,7 +20,8 @@ from torch import Tensor
 
 from penstock.kernels.attention_backend import CacheShape, IntArray, RowPlaces, row_places
 from penstock.kernels.kv_cache import read_blocks_into
-from penstock.kernels.online_softmax import LOG2_E, LOWEST, SoftmaxSums, add_tile, weight_of
+from penstock.kernels.online_softmax import LOWEST, SoftmaxSums, add_tile, weight_of
+from penstock.kernels.powers_of_two import LOG2_E
 
 KV_TILE = 128
 """Key positions in one product of an exact batch. A multiple of every block size."""

@@ -5,26 +5,20 @@ before, rows keep a maximum, the sum of weights and the weighted sum of values; 
 scales both sums down.
 
 In fp32 on the CPU a weight is a power of two, of scores that were multiplied by ``LOG2_E``: torch
-computes ``exp2`` two to three times as fast as ``exp``.
+computes ``exp2`` two to three times as fast as ``exp`` there.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-LOG2_E = math.log2(math.e)
-LN_2 = math.log(2.0)
+from penstock.kernels.powers_of_two import LN_2, exp2_in_place
+
 LOWEST = -1e30
 """The maximum of no scores; finite, so that exp(-inf - LOWEST) is 0."""
-_GRAIN = 32768
-"""Elements of an operation of torch that one thread computes at least."""
-_VECTORS = 32
-"""Elements that ``exp2`` computes together, or a multiple of them, on every CPU. Those that are
-left over at the end of a thread's part are computed by other instructions, with other bits."""
 
 
 class SoftmaxSums(NamedTuple):
@@ -90,22 +84,3 @@ def weight_of(difference: Tensor, powers: bool) -> Tensor:
 def _weights(differences: Tensor, powers: bool) -> Tensor:
     """The weights of the scores of a tile less their rows' maxima, in place."""
     return exp2_in_place(differences) if powers else differences.exp_()
-
-
-def exp2_in_place(x: Tensor) -> Tensor:
-    """2 to the power of each element, whose bits depend neither on its place nor on the threads.
-
-    x: contiguous fp32 on the CPU, a multiple of 32 elements. torch divides the elements of an
-    operation evenly among as many threads as get ``_GRAIN`` each; here these parts are whole
-    vectors.
-    """
-    flat, threads = x.view(-1), torch.get_num_threads()
-    count = len(flat)
-    unit = _VECTORS * threads if count > threads * _GRAIN else _GRAIN
-    whole = count - count % unit
-    if whole in (0, count):
-        flat.exp2_()
-    else:
-        flat[:whole].exp2_()
-        flat[whole:].exp2_()
-    return x

@@ -106,6 +106,7 @@ class ExactChunk(NamedTuple):
                     row_sum = row_sum + weight_of(sink, powers=True)
                 into = out[inside, some]
                 torch.div(attended.transpose(0, 1), row_sum.transpose(0, 1), out=into)
+            del keys  # its memory is for those of the next heads
         return out.view(rows, heads * dim)
 
     def _attend_piece(

@@ -78,6 +78,7 @@ from penstock.kernels.gpu.sampler_memory import (
 )
 from penstock.kernels.gpu.sampler_stages import sampler_stages
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
+from penstock.kernels.gpu.split_linear import ACTIVATIONS, SplitWeight, split_linear
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
 from penstock.kernels.gpu.word_linear import word_linear
@@ -334,8 +335,21 @@ def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype)
     bias = DistanceBias(torch.zeros(heads, 257), 128)
     for window, added in ((0, None), (64, None), (0, bias)):
         packed_attention(query, key, value, tiles, out, 0.1, window, added)
+    if dtype == torch.float32:
+        split_products()
     for kind in KINDS:
         pool_rows(out.flatten(1), spans, kind, torch.zeros(2, heads * dim))
+
+
+def split_products() -> None:
+    """Products of fp32 from parts in bfloat16, of few rows and of many."""
+    weight = SplitWeight(*torch.zeros(2, 768, 64, dtype=torch.bfloat16))
+    for rows in (16, 512, 2048):
+        x, residual = torch.zeros(rows, 64), torch.zeros(rows, 768)
+        split_linear(x, weight, None, residual)
+        split_linear(x, weight, residual[0])
+    for activation in ACTIVATIONS:
+        split_linear(x, weight, None, activation=activation)
 
 
 def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:

@@ -5,9 +5,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
-# On a public package index torch 2.13.0 for x86-64 Linux is a CUDA build of some gigabytes; with
-# TORCH="torch==2.13.0 --index-url …" (pytorch.org names the index) it is the CPU build.
+PIP := $(BIN)/python -m pip install --progress-bar off --disable-pip-version-check
+# On a public package index torch 2.13.0 for x86-64 Linux is a CUDA build of some gigabytes; `make
+# setup` says which build it is, whether it suits the machine, and what else to set here.
 TORCH ?= torch==2.13.0 triton==3.7.1
 MODEL ?=
 ARGS ?=
@@ -25,15 +25,41 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with penstock in it
 	@:
 
+# What pip downloads: the large ones by name, and all together.
+define TELL_DOWNLOADS
+awk '/^ *Downloading .*\((.*B)\)/ && !/\.metadata/ { \
+	size = $$(NF - 1); sub(/^\(/, "", size); \
+	megabytes = size * ($$NF ~ /^GB/ ? 1000 : $$NF ~ /^MB/ ? 1 : $$NF ~ /^kB/ ? 0.001 : 0); \
+	total += megabytes; \
+	if (megabytes >= 10) { sub(/^ *Downloading /, "  "); print; fflush() } } \
+	END { if (total >= 1000) printf "  %.1f GB downloaded\n", total / 1000; \
+	else if (total) printf "  %.0f MB downloaded\n", total }'
+endef
+
 # Torch goes first: nothing else may choose its build.
+$(STAMP): SHELL := bash
+$(STAMP): .SHELLFLAGS := -o pipefail -c
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name it: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(firstword $(TORCH))"
-	@$(PIP) $(TORCH)
+	@$(PIP) $(TORCH) | $(TELL_DOWNLOADS)
+	@gpu=$$(timeout 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true; \
+		cuda=$$($(BIN)/python -c 'import torch; print(torch.version.cuda or "")'); \
+		if [ "$$gpu" ] && [ "$$cuda" ]; then \
+			echo "this machine has an $$gpu: torch is built for CUDA $$cuda and uses it"; \
+		elif [ "$$gpu" ]; then \
+			echo "torch is built for CPUs and does not use the $$gpu of this machine; a build for CUDA does:" >&2; \
+			echo "  make setup TORCH='$(firstword $(TORCH)) --index-url https://download.pytorch.org/whl/cu130'" >&2; \
+		elif [ "$$cuda" ]; then \
+			echo "there is no NVIDIA GPU here, and torch is built for CUDA $$cuda; a smaller build for CPUs:"; \
+			echo "  make setup TORCH='$(firstword $(TORCH)) --index-url https://download.pytorch.org/whl/cpu'"; \
+		else \
+			echo "there is no NVIDIA GPU here: torch is built for CPUs"; \
+		fi
 	@echo "installing penstock and its tools"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev]' | $(TELL_DOWNLOADS)
 	@touch $(STAMP)
 
 serve: setup ## serve MODEL, or the built-in model

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.admission import AdmissionController, prompt_tokens
+from penstock.client.admission import prompt_tokens
+from penstock.client.first_row import UntilFirstRow
 from penstock.client.gateway_interface import Overloaded, Readiness, ServedModel
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.model_state import ModelState, is_up
@@ -23,7 +24,7 @@ from penstock.client.peer_questions import PeerQuestions
 from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.refusals import UNAVAILABLE, Shed
 from penstock.client.served_engines import ServedAdapters, ServedEngines, asleep_models
-from penstock.client.sink import RowExtras, Sink
+from penstock.client.sink import Sink
 from penstock.client.tasks import task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.metrics import Registry
@@ -40,7 +41,7 @@ from penstock.protocol.wire.messages.membership import (
     Peer,
     Phase,
 )
-from penstock.protocol.wire.messages.requests import Rejected, Work, prompts_of
+from penstock.protocol.wire.messages.requests import Work, prompts_of
 
 MAX_OPEN_REQUESTS = 16_384
 """For one model; each prompt of a batch counts as one."""
@@ -114,7 +115,7 @@ class PipelineGateway:
                 raise Overloaded(refused)
         state = self._state(head.model, now)
         # While draining, open connections are still served.
-        if not state.parts.look(now) and (reason := state.parts.hopeless(now)):
+        if not state.parts.look(now) and (reason := state.parts.hopeless(now, head.task)):
             raise self._unavailable(reason, state.parts.retry_after(now))
         are_open, prompts = self.ledger.open_of[state.name], prompts_of(work)
         if are_open + len(prompts) > MAX_OPEN_REQUESTS:
@@ -135,7 +136,7 @@ class PipelineGateway:
             again = max(refusal.retry_after or 0.0, state.parts.retry_after(now))
             raise Overloaded(msgspec.structs.replace(refusal, retry_after=again))
         began = time.monotonic_ns() if TRACE.on else 0
-        waiting = _UntilFirstRow(self, state.admission, sink)
+        waiting = UntilFirstRow(self.begun, state.admission, sink)
         request_id = waiting.request_id = self.ledger.submit(work, waiting, now)
         if request_id in self.ledger.open:  # else it was refused at once
             state.admission.entered(request_id, head.tenant, tokens, len(prompts))
@@ -367,38 +368,3 @@ class PipelineGateway:
             self._questions.told(message)
             return True
         return self.ledger.handle(sender, message, now)
-
-
-class _UntilFirstRow:
-    """The sink of a request without its first token, or of a batch that waits in part: the
-    admission controller hears what comes."""
-
-    __slots__ = ("_admission", "_gateway", "_sink", "request_id")
-
-    def __init__(
-        self, gateway: PipelineGateway, admission: AdmissionController, sink: Sink
-    ) -> None:
-        self.request_id = 0
-        self._gateway = gateway
-        self._admission = admission
-        self._sink = sink
-
-    @property
-    def wants_ids(self) -> bool:
-        return self._sink.wants_ids
-
-    def on_accepted(self, prompt_tokens: int) -> None:
-        self._admission.counted(self.request_id, prompt_tokens)
-        self._sink.on_accepted(prompt_tokens)
-
-    def on_row(self, choice: int, text: str, tokens: int, extras: RowExtras | None = None) -> None:
-        if self._admission.started(self.request_id):
-            self._gateway.begun(self.request_id, self._sink)
-        self._sink.on_row(choice, text, tokens, extras)
-
-    def on_continued(self) -> None:
-        self._sink.on_continued()
-
-    def on_rejected(self, rejected: Rejected) -> None:
-        self._admission.left(self.request_id)
-        self._sink.on_rejected(rejected)

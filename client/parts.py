@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from penstock.protocol.process.participant import Participant
+from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.messages.membership import Peer, Phase, Sleep, Sleeper
 
 JOIN_SECONDS = 5.0
@@ -97,12 +98,16 @@ class Parts:
             if is_part and peer.phase in _COMING:
                 self._failed[_STARTED_FOR[peer.service]] += 1
 
-    def hopeless(self, now: float) -> str:
-        """Why a request cannot wait for the server to be ready; empty if it can."""
+    def hopeless(self, now: float, task: str = GENERATE) -> str:
+        """Why a request cannot wait for the server to be ready; empty if it can. ``task``: one that
+        a tokenizer does alone needs no engine."""
         participant, sleeper = self._participant, self._participant.sleepers.get(self._model)
+        served = participant.has_served(self._model)
+        if task in OF_TOKENIZERS and served and self.states()["tokenizer"] == Phase.READY:
+            return ""
         if sleeper is not None and sleeper.reason:
             return self.explain("it could not be woken, and the server's log says why")
-        if not participant.has_served(self._model):
+        if not served:
             if self._model in participant.withdrawn:
                 return f"the model {self._model!r} was unloaded"
             young = not participant.joined and now - self._began < min(JOIN_SECONDS, self._wait)

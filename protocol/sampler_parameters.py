@@ -63,11 +63,9 @@ TypicalP = Annotated[
     _share("Keep tokens whose surprise is closest to the entropy, up to this probability; 1: all."),
 ]
 SmoothingFactor = Annotated[
-    float, _number(0, 100, "Bend the logits by a parabola around the highest; 0: not.")
+    float, _number(0, 100, "Bend the logits by a parabola around the highest; 0: off.")
 ]
-SmoothingCurve = Annotated[
-    float, _number(1, 10, "How far the parabola becomes a cubic; 1: not at all.")
-]
+SmoothingCurve = Annotated[float, _number(1, 10, "How far the parabola becomes a cubic; 1: off.")]
 XtcThreshold = Annotated[
     float, _number(0, 1, "XTC: of the tokens at least so probable only the least likely stays.")
 ]
@@ -79,7 +77,7 @@ MirostatTau = Annotated[
 ]
 MirostatEta = Annotated[float, _number(0, 1, "How fast Mirostat learns.")]
 Skew = Annotated[
-    float, _number(-10, 10, "Shift probability to later token ids (or, below 0, earlier); 0: not.")
+    float, _number(-10, 10, "Shift probability to later token ids (or, below 0, earlier); 0: off.")
 ]
 TemperatureLast = Annotated[
     bool, Meta(description="The temperature acts after the samplers that drop tokens.")
@@ -103,13 +101,13 @@ DryBreakers = Annotated[
     Meta(max_length=MAX_BREAKERS, description="DRY: no sequence goes on over these texts."),
 ]
 NoRepeatNgram = Annotated[
-    int, Meta(ge=0, le=MAX_NGRAM, description="No sequence of so many tokens comes twice; 0: may.")
+    int, Meta(ge=0, le=MAX_NGRAM, description="No sequence of so many tokens comes twice; 0: off.")
 ]
 BannedStrings = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=MAX_BANNED_LENGTH)]],
     Meta(
         max_length=MAX_BANNED_STRINGS,
-        description="Where one of these comes up, in whatever case, it is drawn again otherwise.",
+        description="Strings that never appear, in any case: where one would, it is drawn again.",
     ),
 ]
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")

@@ -189,6 +189,8 @@ def naming_what_is_missing(name: str) -> Iterator[None]:
 
 def _no_service(arguments: Sequence[str]) -> int:
     """``penstock``, ``penstock --help``, what is no process, and what is unknown."""
+    if list(arguments[:1]) == ["help"] and len(arguments) > 1:
+        return main([arguments[1], "--help"])
     if arguments and arguments[0] in MODEL_COMMANDS:
         from penstock.services import model_commands
 
@@ -206,11 +208,16 @@ def _no_service(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("-h", "--help", "--help-all", action="help", help=argparse.SUPPRESS)
     version = f"penstock {penstock.__version__}"
-    parser.add_argument("--version", action="version", version=version, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-V", "--version", action="version", version=version, help=argparse.SUPPRESS
+    )
     parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
     parsed, unread = parser.parse_known_args(arguments[:1])
     if parsed.command == "version":
         print(version)
+        return 0
+    if parsed.command == "help":
+        parser.print_help()
         return 0
     if parsed.command is not None:
         parser.error(f"there is no command {parsed.command!r}: {_meant(parsed.command)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -25,9 +26,17 @@ def hold_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def write_any_character() -> None:
+    """Let standard output write ``?`` for a character that the locale's encoding does not have, in
+    place of a ``UnicodeEncodeError``. Standard error does so by itself."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")
+
+
 def main() -> int:
     """Run the command that the arguments name. Returns the exit code."""
     hold_standard_streams()
+    write_any_character()
     try:
         from penstock.services.cli import main as run
     except KeyboardInterrupt:  # the imports take a second where the disk is cold

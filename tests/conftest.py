@@ -7,12 +7,14 @@ import gc
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from _pytest.reports import TestReport
 from _pytest.runner import runtestprotocol
 
 if not Path("/dev/nvidiactl").exists():
@@ -195,3 +197,17 @@ def pytest_collection_finish() -> None:
         from lean_interpreter import make_lean
 
         make_lean(interpreter)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Of tests that were skipped for want of a program, how many; nobody looks for an ``s``."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report, TestReport) and isinstance(report.longrepr, tuple)
+    )
+    missing = {reason: count for reason, count in reasons.items() if "apt-get" in reason}
+    if missing:
+        terminalreporter.section("NOT TESTED", sep="!", red=True, bold=True)
+        for reason, count in missing.items():
+            terminalreporter.line(f"{count} tests were skipped: {reason}", red=True)

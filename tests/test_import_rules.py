@@ -13,13 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("client", "protocol", "services", "kernels", "loadtest", "demo", "penstock")
-SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "launcher")
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper", "launcher")
 FORBIDDEN = {
     "frontend": {"torch", "transformers", "triton", "llguidance"},
     "tokenizer": {"torch", "triton", "aiohttp"},
     "router": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "scheduler": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "worker": {"aiohttp"},
+    "keeper": {"torch", "transformers", "aiohttp", "triton", "llguidance", "numpy"},
     "launcher": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
 }
 OWN = {
@@ -211,7 +212,7 @@ def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
                 assert not any(within(one, ("llguidance",)) for one in names), path
 
 
-@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler"])
+@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler", "keeper"])
 def test_a_light_service_starts_without_torch_and_transformers(service: str) -> None:
     """Nor with rich, which structlog imports where it is installed."""
     heavy = FORBIDDEN[service] | {"transformers", "llguidance", "rich"}

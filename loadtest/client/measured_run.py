@@ -55,7 +55,7 @@ def load_of(
     """What sends these of a workload's sessions."""
     several = any(session.turns > 1 for session in sessions)
     # The next prompt holds the very tokens of an answer, where they are told.
-    extra = {"return_token_ids": True} if several and not target.chat else {}
+    extra = {"return_token_ids": True} if several and workload.joins_ids else {}
     extra |= options.sampling
 
     def make_request(index: int, answers: Sequence[Answer]) -> bytes:

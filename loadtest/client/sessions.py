@@ -140,7 +140,7 @@ class Conversations:
     def __init__(self, sessions: Sequence[Session], form: Form, *, counted: bool = True) -> None:
         """counted: parts are tokens or words; otherwise texts of any length."""
         self._sessions = sessions
-        self._form = form
+        self.form = form
         self._places = [
             (number, turn)
             for number, session in enumerate(sessions)
@@ -154,7 +154,7 @@ class Conversations:
 
     def exact_lens(self) -> list[tuple[int, int]]:
         """Tokens in and out of each prompt, where they are token ids."""
-        if self._form != "ids":
+        if self.form != "ids":
             return []
         known = (_planned(self._sessions[s], t) for s, t in self._places)
         return [*zip(known, self.output_lens, strict=True)]
@@ -162,15 +162,13 @@ class Conversations:
     def prompt(self, index: int, answers: Sequence[Answer]) -> Prompt:
         number, turn = self._places[index]
         session = self._sessions[number]
-        content = {"ids": _ids, "text": _text, "chat": _messages}[self._form](
-            session, turn, answers
-        )
+        content = {"ids": _ids, "text": _text, "chat": _messages}[self.form](session, turn, answers)
         return Prompt(
             msgspec.Raw(msgspec.json.encode(content)),
             session.turns[turn].output_len,
-            len(content) if self._form == "ids" else self.input_lens[index],
-            is_messages=self._form == "chat",
-            is_ids=self._form == "ids",
+            len(content) if self.form == "ids" else self.input_lens[index],
+            is_messages=self.form == "chat",
+            is_ids=self.form == "ids",
         )
 
 

@@ -89,6 +89,11 @@ class Workload:
         return len(self.source.turns)
 
     @property
+    def joins_ids(self) -> bool:
+        """Whether later turns of a conversation are made of the token ids of its answers."""
+        return isinstance(self.source, Conversations) and self.source.form == "ids"
+
+    @property
     def prompts(self) -> list[Prompt]:
         """All that are no later turn of a conversation."""
         first, found = 0, []

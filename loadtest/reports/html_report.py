@@ -6,6 +6,7 @@ Its figures are those of the result files; each cell of a table has the unrounde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -53,6 +54,7 @@ SETTINGS = (
     "ramp_up_end_rps", "burst_size", "burst_interval", "trace_speed", "latency_from", "seed",
     "duration", "total_input_tokens", "total_output_tokens",
 )  # fmt: skip
+_DATE = re.compile(r"^(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)$")
 
 
 def html_report(series: Sequence[Series], title: str) -> str:
@@ -86,10 +88,15 @@ def html_report(series: Sequence[Series], title: str) -> str:
     )
 
 
+def _date(text: str) -> str:
+    """``2026-11-26 12:00:00`` of ``20261126-120000``; others as they are."""
+    return _DATE.sub(r"\1-\2-\3 \4:\5:\6", text)
+
+
 def _about(series: Sequence[Series]) -> str:
     runs = [run for one in series for run in one.runs]
     models = dict.fromkeys(str(run["model_id"]) for run in runs if run.get("model_id"))
-    dates = sorted(str(run["date"]) for run in runs if run.get("date"))
+    dates = [_date(one) for one in sorted(str(run["date"]) for run in runs if run.get("date"))]
     said = [", ".join(models), f"{len(runs)} run{'s' if len(runs) > 1 else ''}"]
     if dates:
         said.append(dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}")

@@ -12,6 +12,8 @@ import msgspec
 WIDTH, HEIGHT = 640.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 14.0, 44.0
 MOST_TICKS = 6
+CHARACTER, LINE = 7.0, 12.0
+"""Room that a name needs beside its point."""
 COLOURS = 8
 """Classes ``c0`` … of the style sheet; marks have a shape for each as well."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -26,7 +28,7 @@ class Line(msgspec.Struct):
     dashed: bool = False
     marks: bool = False
     names: Sequence[str] = ()
-    """What each point is, shown beside it and where the pointer rests on it."""
+    """What each point is, shown where the pointer rests on it, and beside it where room is."""
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -67,10 +69,11 @@ def plot(lines: Sequence[Line], *, title: str, x_label: str, y_label: str) -> st
     points = [(x, y) for line in lines for x, y in line.points if y is not None]
     across = _Scale([x for x, _ in points], LEFT, WIDTH - RIGHT)
     up = _Scale([y for _, y in points], HEIGHT - BOTTOM, TOP)
+    taken: list[tuple[float, float]] = []
     parts = [
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(title)}">',
         *_axes(across, up, x_label, y_label),
-        *(part for line in lines for part in _line(line, across, up)),
+        *(part for line in lines for part in _line(line, across, up, taken)),
         "</svg>",
     ]
     return (
@@ -104,7 +107,8 @@ def _axes(across: _Scale, up: _Scale, x_label: str, y_label: str) -> list[str]:
     return parts
 
 
-def _line(line: Line, across: _Scale, up: _Scale) -> list[str]:
+def _line(line: Line, across: _Scale, up: _Scale, taken: list[tuple[float, float]]) -> list[str]:
+    """taken: where names stand."""
     colour = f"c{line.colour % COLOURS}"
     path, begun = [], False
     for x, y in line.points:
@@ -124,11 +128,17 @@ def _line(line: Line, across: _Scale, up: _Scale) -> list[str]:
         told = f"{line.label} {name}: {shown(x)}, {shown(y)}"
         mark = _mark(line.colour, across(x), up(y))
         parts.append(f'<path class="mark {colour}" d="{mark}"><title>{escape(told)}</title></path>')
-        if name and not line.dashed:
-            parts.append(
-                f'<text class="name" x="{across(x) + 6:.1f}" y="{up(y) - 6:.1f}">'
-                f"{escape(name)}</text>"
+        left, low = across(x) + 6, up(y) - 6
+        width = CHARACTER * len(name)
+        if (
+            name
+            and not line.dashed
+            and not any(
+                abs(left - other) < width and abs(low - beside) < LINE for other, beside in taken
             )
+        ):
+            taken.append((left, low))
+            parts.append(f'<text class="name" x="{left:.1f}" y="{low:.1f}">{escape(name)}</text>')
     return parts
 
 

@@ -30,9 +30,22 @@ def named_folders(config: Config) -> list[NamedFolder]:
     return [NamedFolder(name, Path(os.path.expanduser(path))) for name, _, path in pairs]
 
 
-def most_loaded(loading: LoadingConfig) -> int:
-    """Adapters that may be loaded at once, on the device or not."""
-    return loading.max_loras if loading.max_cpu_loras is None else loading.max_cpu_loras
+class AdapterLimits(NamedTuple):
+    """How many adapters there may be."""
+
+    places: int
+    """On the device."""
+    held: int
+    """In the host's memory, those included."""
+    loaded: int
+    """In all; the others are read from disk again when they are wanted."""
+
+
+def adapter_limits(loading: LoadingConfig) -> AdapterLimits:
+    """Those of a configuration; what is not given is as the one before."""
+    places, held, loaded = loading.max_loras, loading.max_cpu_loras, loading.max_registered_loras
+    held = places if held is None else held
+    return AdapterLimits(places, held, held if loaded is None else loaded)
 
 
 def taken_names(config: Config) -> frozenset[str]:
@@ -71,16 +84,22 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
         if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
-    most = most_loaded(loading)
-    if most < loading.max_loras:
+    limits = adapter_limits(loading)
+    if limits.held < limits.places:
         yield (
-            f"--max-cpu-loras {most} is less than --max-loras {loading.max_loras}: an adapter on "
-            "the device is in the host's memory, too"
+            f"--max-cpu-loras {limits.held} is less than --max-loras {limits.places}: an adapter "
+            "on the device is in the host's memory, too"
         )
-    if len(given) > most and loading.lora_required:
+    if limits.loaded < limits.held:
         yield (
-            f"--lora is given {len(given)} times, more than --max-cpu-loras {most} (which is "
-            f"--max-loras {loading.max_loras} unless it is given)"
+            f"--max-registered-loras {limits.loaded} is less than --max-cpu-loras {limits.held}: "
+            "an adapter in the host's memory is one of those that are served"
+        )
+    if len(given) > limits.loaded and loading.lora_required:
+        yield (
+            f"--lora is given {len(given)} times, more than --max-registered-loras "
+            f"{limits.loaded} (which is --max-cpu-loras, and that --max-loras {limits.places}, "
+            "unless they are given)"
         )
     if len(config.model.models) > 1:
         yield (

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.protocol.config.adapters import contradictions_of_adapters
+from penstock.protocol.config.adapters import MAX_NAME, contradictions_of_adapters
 from penstock.protocol.config.api_keys import read_api_keys
+from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.host_checks import (
@@ -31,6 +32,7 @@ from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.process.spans import MODULES as SPAN_MODULES
+from penstock.protocol.shown_values import show
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 from penstock.protocol.wire.unix_listener import LONGEST_PATH
@@ -59,6 +61,7 @@ def contradictions(
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *contradictions_of_speculation(config, sources),
+        *contradictions_of_determinism(config),
         *_network(config, sources),
         *_serving(config, sources),
         *_model(config, sources, info),
@@ -212,6 +215,12 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     names = config.model.served_model_name
     if len(set(names)) < len(names):
         yield f"--served-model-name {' '.join(names)}: a name stands there twice"
+    for name in names:
+        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
+            yield (
+                f"--served-model-name {show(name)}: 1 to {MAX_NAME} printable characters are "
+                "allowed"
+            )
     try:
         read_api_keys(server.api_key)
     except ConfigError as error:
@@ -232,7 +241,10 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     reached = server.published_host or server.host
     yield from _uds(config, sources)
     is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
-    if not (is_within or server.has_keys or server.insecure):
+    port = server.host.partition(":")[2]
+    if port.isdecimal():
+        yield f"--host {server.host}: the port has a flag of its own, --port {port}"
+    elif not (is_within or server.has_keys or server.insecure):
         yield (
             f"--{'published-' if server.published_host else ''}host {reached} is open to other "
             "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "

@@ -95,14 +95,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_strictness: Annotated[
         Literal["auto", "function", "parameter"],
         Meta(
-            description="What tool calls are held to where the model may call tools or not: auto "
-            "only those of strict tools; function their form and the tools' names; parameter the "
-            "schemas of their arguments as well."
+            description="What a grammar enforces of tool calls where the model may also answer "
+            "without one: auto, only calls of strict tools; function, the form of calls and the "
+            "tools' names; parameter, the schemas of their arguments as well."
         ),
     ] = "function"
     seed: Annotated[
         int,
-        Meta(ge=0, le=2**63 - 1, description="Seed of the seeds that requests without one get."),
+        Meta(ge=0, le=2**63 - 1, description="Where requests without a seed get theirs from."),
     ] = 0
 
     def names(self) -> list[str]:
@@ -150,14 +150,15 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_tier_memory_bytes: Annotated[
         Annotated[int, Meta(ge=2**20, le=2**50)] | None,
         Meta(
-            description="Bytes of the memory, for each model, in which a process of its own keeps "
-            "KV blocks that the engines have no room for. With --kv-tier-disk by default 1 GiB."
+            description="Bytes of the host's memory, for each model, for KV blocks that its "
+            "engines have no room for; a keeper process holds them. With --kv-tier-disk by default "
+            "1 GiB."
         ),
     ] = None
     kv_tier_disk: Annotated[
         str,
         Meta(
-            description="Private folder in which that process also keeps KV blocks on disk, where "
+            description="Private folder in which the keeper also writes KV blocks to disk, where "
             "they are found again after a restart."
         ),
     ] = ""
@@ -299,6 +300,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     null_step_ms: Annotated[
         float, Meta(ge=0.0, le=60_000.0, description="Time of one step of the null device.")
     ] = 0.0
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="Compute each row in one order of sums, so that the answer of a seed is "
+            "the same whatever runs beside it; slower on a GPU."
+        ),
+    ] = False
 
 
 class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,7 +325,7 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         list[str],
         Meta(
             description="A LoRA adapter, NAME=FOLDER (peft's format), served as a model of that "
-            "name; may be given several times."
+            "name."
         ),
     ] = []
     lora_required: Annotated[
@@ -329,7 +337,11 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 8
     max_cpu_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters that are loaded; default: --max-loras."),
+        Meta(description="Most adapters in the host's memory; default: --max-loras."),
+    ] = None
+    max_registered_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Most adapters that are served; default: --max-cpu-loras."),
     ] = None
     max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
         64

@@ -22,6 +22,7 @@ from penstock.protocol.config.models import models_in, several_refused, written
 from penstock.protocol.config.sources import ConfigError, Provenance, Source
 from penstock.protocol.config.spelled_numbers import FORMS, spelled_number
 from penstock.protocol.plain_errors import plain_error
+from penstock.protocol.shown_values import show
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 SECRET = frozenset({"secret", "api_key"})
@@ -182,9 +183,10 @@ def read_file(path: str) -> dict[str, Any]:
         else:
             tree = msgspec.toml.decode(data)
     except (OSError, ImportError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise ConfigError(f"--config {path}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--config {path}: {reason}") from None
     if not isinstance(tree, dict):
-        raise ConfigError(f"--config {path}: expected keys and values, got {type(tree).__name__}")
+        raise ConfigError(f"--config {path}: expected keys and values, got {show(tree)}")
     groups = set(get_type_hints(Config))
     flat: dict[str, Any] = {}
     for key, value in tree.items():
@@ -249,6 +251,9 @@ class _Gathering:
 
     def flags(self, given: Mapping[str, Any]) -> None:
         """``MODEL`` is the same as ``model``."""
+        named = given.get("MODEL")
+        if "" in (named if isinstance(named, list) else [named]):  # a variable that is not set
+            self.faults.append("MODEL is empty; leave it out for the built-in model")
         if positional := _plain(given.get("MODEL")):
             flag = _plain(given.get(MODEL))
             if flag not in (None, positional):

@@ -38,7 +38,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     root_path: Annotated[
         str,
         Meta(
-            description="Path (/llm) below which a proxy serves it and that it does not take off."
+            description="Path (/llm) below which a proxy serves the API, where the proxy leaves "
+            "it in what it passes on."
         ),
     ] = ""
     trusted_proxies: Annotated[
@@ -117,8 +118,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             ge=1024 * 1024,
             le=2**45,
-            description="Most bytes of kept responses; who holds most loses the oldest. On a "
-            "server, of one.",
+            description="Most bytes of all kept responses: beyond them the client that holds the "
+            "most loses its oldest. On a Valkey or Redis server: most bytes of one response.",
         ),
     ] = 256 * 1024 * 1024
     limits_url: Annotated[
@@ -126,7 +127,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="A Valkey or Redis server (valkey://HOST:PORT/DB, redis://, file:PATH with "
             "the URL in it) that counts the limits of keys for all frontends; without one each "
-            "lets in its part of them."
+            "frontend lets in an equal part."
         ),
     ] = ""
     request_timeout_s: Annotated[

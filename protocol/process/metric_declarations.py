@@ -74,7 +74,7 @@ ENGINE = (
     Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
     Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
-    Metric("adapters_loaded", "gauge", "Adapters that are loaded, in the host's memory."),
+    Metric("adapters_loaded", "gauge", "Adapters that are loaded, on disk alone included."),
     Metric("adapters_resident", "gauge", "Adapters that are in a place on the device."),
     Metric("adapters_brought_total", "counter", "Adapters that were brought to the device."),
     Metric("adapters_evicted_total", "counter", "Adapters that left their place for another."),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.adapters import most_loaded, taken_names, unfit_name
+from penstock.protocol.config.adapters import adapter_limits, taken_names, unfit_name
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.administration import (
     ADMIT_ADAPTER,
@@ -39,7 +39,7 @@ class AdapterSet:
                 raise ConfigError(f"--lora-dirs {folder}: there is no such folder")
         self._names = taken_names(config)
         self._workers = workers
-        self._most = most_loaded(config.loading)
+        self._most = adapter_limits(config.loading).loaded
         self._kept = dict(one.split("=", 1) for one in config.loading.lora)
         """Folder of each adapter, by its name."""
         self._before: dict[str, tuple[str, str]] = {}
@@ -82,8 +82,8 @@ class AdapterSet:
             return AdapterAnswer("", refusal.status, "adapter_folder_refused", reason)
         if place.name not in self._kept and len(self._kept) >= self._most:
             reason = (
-                f"{self._most} adapters are loaded, as --max-cpu-loras (--max-loras unless it is "
-                "given) allows; unload one first"
+                f"{self._most} adapters are loaded, as --max-registered-loras (unless it is given, "
+                "--max-cpu-loras or --max-loras) allows; unload one first"
             )
             return AdapterAnswer("", 400, "too_many_adapters", reason)
         return AdapterAnswer(str(folder))

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,29 +23,25 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.process.running_servers import Registration
 from penstock.protocol.wire.messages.administration import JOIN_HOST, Ask, Told
-from penstock.protocol.wire.messages.membership import Peer
 from penstock.services.launcher.adapter_set import AdapterSet, require_none
+from penstock.services.launcher.announcement import announcement
 from penstock.services.launcher.children import ServerChildren, make_children
 from penstock.services.launcher.cluster_view import ClusterView
 from penstock.services.launcher.first_host import FirstHost, devices_here
 from penstock.services.launcher.later_models import Configure, LaterModels
 from penstock.services.launcher.listening import (
     answers_ready,
-    at,
     check_router_is_free,
     listen_for,
     reserve,
-    unix_url,
     url,
 )
 from penstock.services.launcher.model_set import ModelSet
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.progress import (
-    AnnouncedModel,
     Announcement,
     StartupLines,
     announce,
-    has_chat_template,
 )
 from penstock.services.launcher.ray_hosts import RayHosts, connect, on_ray
 from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
@@ -94,7 +90,7 @@ def run(
                 registration,
                 models,
                 children,
-                _announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
+                announcement(configs, url(listener, tls=tls), grpc, members.everybody(), began),
                 _for_people(config),
             ),
             on_stop=lambda: _close(listener, leave, models, members),
@@ -295,42 +291,6 @@ def _for_people(config: Config) -> bool:
     """Whether the announcement is for people: unless JSON was asked for, or nobody watches."""
     auto = _form(config) == "auto" and is_terminal(1)
     return auto or logs.for_people(_form(config))
-
-
-def _announcement(
-    configs: Sequence[Config],
-    address: str,
-    grpc: socket.socket | None,
-    peers: Iterable[Peer],
-    began: float,
-) -> Announcement:
-    """``peers``: this server's processes, whose engines know what they hold."""
-    engines = [peer for peer in peers if peer.service == "scheduler"]
-    config = configs[0]
-    return Announcement(
-        url=address,
-        grpc=at(grpc) if grpc is not None else unix_url(config.server.grpc_uds),
-        models=[_announced(one, engines) for one in configs],
-        device=config.device.device,
-        router=config.cluster.router,
-        seconds=round(time.monotonic() - began, 2),
-        drain_timeout_s=config.launch.drain_timeout_s,
-        keys=config.server.has_keys,
-    )
-
-
-def _announced(config: Config, engines: Iterable[Peer]) -> AnnouncedModel:
-    name, folder = config.model.names()[0], Path(config.model.model)
-    capacities = [peer.capacity for peer in engines if peer.identity.is_of(name)]
-    return AnnouncedModel(
-        model=name,
-        folder=str(folder),
-        dtype=config.model.dtype,
-        stored_dtype=read_model_info(folder).dtype,
-        max_model_len=min((one.max_model_len for one in capacities), default=0),
-        kv_tokens=sum(one.all_kv_tokens for one in capacities),
-        chat=has_chat_template(folder),
-    )
 
 
 def run_headless(config: Config) -> int:

@@ -6,7 +6,8 @@ that all others start past it. The adapter that leaves is the least recently use
 sequence runs and no unanswered step has a row. Those that are wanted are brought in the order in
 which they were first asked for. While every place has running sequences, and one has been wanted
 for ``TURN_SECONDS``, the adapter that has its place for the longest, and for as long as that, is
-closed: its newcomers wait, too, until those that run have ended and it has left.
+closed: its newcomers wait, too, until those that run have ended and it has left. For each further
+``TURN_SECONDS`` another one is closed, since nobody knows whose sequences end first.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ TURN_SECONDS = 1.0
 an adapter that has come is there for its own."""
 ASK_SECONDS = 5.0
 """Workers that have not said that an adapter is there are asked again."""
+LEAST_WAITERS = 64
 
 
 @dataclass(slots=True)
@@ -77,6 +79,14 @@ class _Waiter(NamedTuple):
 class _Wanted:
     since: float
     waiting: list[_Waiter] = field(default_factory=list)
+    most: int = LEAST_WAITERS
+    """When so many are in the list, those that have gone leave it."""
+
+    def add(self, waiter: _Waiter) -> None:
+        if len(self.waiting) >= self.most:
+            self.waiting = [one for one in self.waiting if one.waits]
+            self.most = max(LEAST_WAITERS, 2 * len(self.waiting))
+        self.waiting.append(waiter)
 
 
 class AdapterPlaces:
@@ -145,7 +155,7 @@ class AdapterPlaces:
         waiting = self._sequences.waiting
         waiting.remove(sequence)
         place = waiting.put_off(sequence, math.inf, ADAPTER)
-        wanted.waiting.append(_Waiter(sequence, place))
+        wanted.add(_Waiter(sequence, place))
         if is_new:
             self.look(now)
         return False
@@ -190,7 +200,7 @@ class AdapterPlaces:
                 self._ask(digest, now)
             else:
                 full = True
-                overdue += now - wanted.since > TURN_SECONDS
+                overdue += int((now - wanted.since) / TURN_SECONDS)
         self._close(overdue, now)
 
     def _close(self, count: int, now: float) -> None:

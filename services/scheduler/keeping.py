@@ -48,6 +48,8 @@ class Keeping:
         self._ask_at = 0.0
         self._wait_until = now + KEEPER_SECONDS
         self._refused = ""
+        self._said_alone = False
+        """Whether the log has it that there is no keeper."""
         after = service.config.cache.kv_tier_store_after
         self.tier = core.keep_blocks(_blocks_of(engine), after, service.mailbox.address)
         self._find(now)
@@ -133,6 +135,12 @@ class Keeping:
             self._ask_at = now + OPEN_SECONDS
             self._keeper = here[-1]
             self._mailbox.send(self._keeper.address, self.tier.opening())
+        elif now >= self._wait_until and not self._said_alone:
+            self._said_alone = True
+            self._log.warning(
+                f"no KV blocks are kept: there is no keeper on this host ({self._host}); "
+                "`penstock serve` starts one, containers of one process have none"
+            )
 
 
 def _blocks_of(engine: Attached) -> KeptBlocks:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from penstock.protocol.process import logs
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
-from penstock.protocol.trace_context import exemplar_id
+from penstock.protocol.trace_context import exemplar_id, log_fields
 from penstock.services.scheduler.core import SchedulerCore
 from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.sequence import Sequence
@@ -77,10 +78,17 @@ class EngineMeters:
 
     def closed(self, sequence: Sequence) -> None:
         """A sequence is over, whether it ever had a token or not."""
-        if sequence.request.trace:
+        request = sequence.request
+        if request.trace:
             _record(sequence)
+        facts = {
+            "choice": sequence.choice,
+            "attempt": request.attempt,
+            "output_tokens": sequence.num_output,
+        }
+        logs.record("debug", "choice ended", facts | log_fields(request.head))
         if first := sequence.first_token_at:
-            self._decode(time.monotonic() - first, exemplar_id(sequence.request.head.trace))
+            self._decode(time.monotonic() - first, exemplar_id(request.head.trace))
 
     def report(self, stats: SchedulerStats, queue_age: float) -> None:
         """Take in a snapshot, a few times a second."""

@@ -13,11 +13,13 @@ from functools import partial
 import msgspec
 
 from penstock.protocol.config import Config
+from penstock.protocol.config.derive import CORES_A_FRONTEND
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
+from penstock.protocol.process import logs
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
@@ -266,6 +268,8 @@ class TokenizerService(AsyncService):
             self._encode_seconds(self.loop.time() - began)
             made = self._streams(request_id, found), time.monotonic(), self._guards(found)
             self.ledger.encoded(request_id, attempt, found.work, found.params, *made)
+            facts = {"attempt": attempt, "prompt_tokens": len(found.work.prompt) // TOKEN_BYTES}
+            logs.record("debug", "request encoded", facts | log_fields(head))
         self.flush()
 
     def _record(
@@ -380,4 +384,6 @@ class TokenizerService(AsyncService):
 
 def run(config: Config) -> int:
     """Run a tokenizer until SIGTERM. Returns the exit code. Raises ``BadModelFolder``."""
+    # Of the tokenizers library: the cores that serve has for each tokenizer.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(min(CORES_A_FRONTEND, os.cpu_count() or 1)))
     return TokenizerService(config).run()

@@ -69,6 +69,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     """Numbers of the weights in that form, with heads filled up ..."""
     fp32_norms: int = 0
     """... and of those of them that are fp32 whatever the model's type."""
+    adapter_width: int = 0
+    """Numbers that an adapter of rank 1 has in that form."""
     quantized: QuantizedShape | None = None
     estimated: bool = False
     """Whether heads and windows are taken from the usual names in ``config.json``, of a model that
@@ -144,9 +146,14 @@ def _stored(info: ModelInfo, config: Config, model: ModelSpecification) -> Model
 
 def shape_of(model: ModelSpecification) -> ModelShape:
     layers, dense = set(model.layers), dense_config(model)
-    padded = 0
+    padded = adapter_width = 0
     if isinstance(dense, DenseConfig):
         form = specification_of(dense)
+        adapter_width = sum(
+            len(linear.stored) * linear.inputs + linear.outputs
+            for linears in model_linears(form).layers
+            for linear in linears
+        )
         padded = num_parameters(
             msgspec.structs.replace(form, embeds=model.embeds, predicts=model.predicts)
         )
@@ -165,6 +172,7 @@ def shape_of(model: ModelSpecification) -> ModelShape:
         dense=dense,
         dense_parameters=padded,
         fp32_norms=fp32_norms(model) if padded else 0,
+        adapter_width=adapter_width,
     )
 
 

@@ -62,6 +62,8 @@ _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities
 than these, as in ``penstock.kernels.gpu.prefill_attention``."""
+_RANK_UNIT = 16
+"""As in ``penstock.kernels.gpu.low_rank``."""
 _COMPRESSED = "compressed ones for few rows"
 _GPUS_NAMED = 3
 _WORTH_SAYING = 1.01
@@ -176,7 +178,10 @@ class Planner:
             weights = replace(weights, num_bytes=_dense_bytes(shape, item))
         parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
         if kernels is not None:
-            parts += of_profile(self._sizes(config, kernels, sizes, item, alone=False), 0)
+            adapters = _adapters(config, shape, item)
+            executor = self._sizes(config, kernels, sizes, item, alone=False)
+            parts += of_profile(replace(executor, adapted=bool(adapters)), 0)
+            parts += adapters
             parts += self._compressed(config, shape, item) if compressed else []
         elif alone is not None:
             executor = self._sizes(config, alone, sizes, item, alone=True)
@@ -275,6 +280,16 @@ def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> Mem
 def titled(dtype: str, quantized: QuantizedShape) -> str:
     """``bfloat16, quantized (int8)``."""
     return f"{dtype}, quantized ({quantized.title})"
+
+
+def _adapters(config: Config, shape: ModelShape, item: int) -> list[MemoryPart]:
+    """The places of adapters on a GPU, which are taken at the start, if there are any."""
+    loading = config.loading
+    if not loading.lora and not config.launch.lora_dirs:
+        return []
+    rank = -(-loading.max_lora_rank // _RANK_UNIT) * _RANK_UNIT
+    size = loading.max_loras * rank * shape.adapter_width * item
+    return [MemoryPart("adapters", size, f"{loading.max_loras} places of rank {rank}")]
 
 
 def _dense_bytes(shape: ModelShape, item: int) -> int:

@@ -16,6 +16,7 @@ from penstock.client.parts import FAILED_STARTS, JOIN_SECONDS, Parts
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.participant import UNREACHABLE_SECONDS, Participant
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.tasks import TOKENIZE
 from penstock.protocol.wire.messages.membership import (
     Capacity,
     Identity,
@@ -126,6 +127,19 @@ def test_a_model_that_sleeps_has_no_hope_without_tokenizers() -> None:
 def test_a_model_that_cannot_be_woken_is_not_waited_for() -> None:
     world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(reason="worker 1 ended"))
     assert "it could not be woken" in world.after(0.0)
+
+
+def test_what_a_tokenizer_answers_alone_needs_no_engine() -> None:
+    world = of_sleeper({1: Phase.READY, 2: Phase.READY}, asleep(reason="worker 1 ended"))
+    assert world.parts.hopeless(world.now, TOKENIZE) == ""
+    world = World()
+    world.ready()
+    world.ready(3, 4)
+    assert "no engine has come" in world.after(WAIT + 1)
+    assert world.parts.hopeless(world.now, TOKENIZE) == ""
+    world.ready(2)
+    world.after(WAIT + 1)
+    assert "no tokenizer has come" in world.parts.hopeless(world.now, TOKENIZE)
 
 
 def test_the_waits_for_restarts_and_for_waking_are_two() -> None:

@@ -70,11 +70,15 @@ class HttpApi(Api):
             body = {"model": MODEL, **self.body(conversation)}
             async with room:
                 for _ in range(TRIES):
-                    async with session.post(url + self.path, json=body) as response:
-                        given = await response.json()
-                    if response.status != 503:
+                    try:
+                        async with session.post(url + self.path, json=body) as response:
+                            status, given = response.status, await response.json()
+                    except aiohttp.ClientConnectionError as error:  # its frontend has ended
+                        status, given = 503, error
+                        await asyncio.sleep(0.5)
+                    if status != 503:
                         break
-            assert response.status == 200, (self.name, conversation.name, given)
+            assert status == 200, (self.name, conversation.name, given)
             return self.answer(given)
 
         async with aiohttp.ClientSession() as session:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import psutil
 import pytest
 from conversation_apis import Answer, Api, ChatCompletions, Messages, OllamaChat, Responses
 from conversation_grpc import Grpc
-from conversation_library import Library
+from conversation_library import AsyncLibrary, Library
 from conversation_sockets import ResponsesWebSocket, Stream
 from conversations import CONVERSATIONS
 from grpc_client import address_of
 from served import Served, served
 
-from penstock import LLM
+from penstock import LLM, AsyncLLM
 
 pytestmark = pytest.mark.slow
 
 OTHERS: list[Api] = [Responses(), ResponsesWebSocket(), Messages(), OllamaChat(), Stream()]
+
+ROLES = ("worker", "scheduler", "tokenizer", "router")
+FINISHED = "penstock_requests_finished_total"
+OF_LIBRARY: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1}
 
 
 @pytest.fixture(scope="module")
@@ -57,35 +64,106 @@ def test_another_api_gives_the_same_answers_and_usage(
 
 
 def test_grpc_gives_the_same_answers_and_usage(server: Served, expected: list[Answer]) -> None:
-    found = Grpc().ask(address_of(server), CONVERSATIONS)
-    differences = [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
-    assert differences == []
+    assert _differences(Grpc().ask(address_of(server), CONVERSATIONS), expected) == []
 
 
-@pytest.mark.parametrize("role", ["worker", "scheduler", "tokenizer", "router"])
+@pytest.mark.parametrize("role", ROLES)
 def test_grpc_gives_them_while_a_process_is_killed(
     role: str, server: Served, expected: list[Answer]
 ) -> None:
+    done = _counted(server, FINISHED)
+    found = _asked_while_killed(
+        lambda: Grpc().ask(address_of(server), CONVERSATIONS),
+        lambda: _counted(server, FINISHED) >= done + 3,
+        _processes(server.process.pid, role),
+    )
+    assert _differences(found, expected) == []
 
-    def counted() -> float:
-        return server.metrics().get("penstock_grpc_requests_total", 0.0)
 
-    done = counted()
-    victims = [one for one in server.processes().values() if server.role_of(one) == role]
+@pytest.mark.parametrize("role", [*ROLES, "frontend"])
+def test_http_gives_them_while_a_process_is_killed(
+    role: str, server: Served, expected: list[Answer]
+) -> None:
+    done = _counted(server, FINISHED)
+    found = _asked_while_killed(
+        lambda: asyncio.run(ChatCompletions().ask(server.url, CONVERSATIONS)),
+        lambda: _counted(server, FINISHED) >= done + 3,
+        _processes(server.process.pid, role),
+    )
+    assert _differences(found, expected) == []
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(**OF_LIBRARY) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("role", ["", *ROLES])
+def test_the_library_gives_the_same_answers_and_usage(
+    role: str, llm: LLM, expected: list[Answer]
+) -> None:
+    """role: of the process that is killed meanwhile."""
+    found = _asked_while_killed(
+        lambda: Library().ask(llm, CONVERSATIONS),
+        lambda: len(llm._client.ledger.open) > 0,
+        _processes(llm._server.process.pid, role),
+    )
+    assert _differences(found, _told_by_library(expected)) == []
+
+
+def test_the_asynchronous_library_gives_them_while_processes_are_killed(
+    expected: list[Answer],
+) -> None:
+    async def asked(llm: AsyncLLM, role: str) -> list[Answer]:
+        asking = asyncio.create_task(AsyncLibrary().ask(llm, CONVERSATIONS))
+        processes = llm._processes
+        while processes.client is None or not processes.client.ledger.open:
+            await asyncio.sleep(0.01)
+        assert processes.server is not None
+        for victim in _processes(processes.server.process.pid, role):
+            victim.kill()
+        return await asking
+
+    async def main() -> None:
+        async with AsyncLLM(**OF_LIBRARY) as llm:
+            for role in ("", *ROLES):
+                found = await asked(llm, role)
+                assert (role, _differences(found, _told_by_library(expected))) == (role, [])
+
+    asyncio.run(main())
+
+
+def _told_by_library(expected: list[Answer]) -> list[Answer]:
+    return [answer._replace(thought_tokens=None) for answer in expected]
+
+
+def _differences(found: list[Answer], wanted: list[Answer]) -> list[tuple[Answer, Answer]]:
+    return [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]
+
+
+def _counted(server: Served, name: str) -> float:
+    try:
+        return server.metrics().get(name, 0.0)
+    except OSError:  # no frontend just now
+        return 0.0
+
+
+def _processes(root: int, role: str) -> list[psutil.Process]:
+    """Of the launcher with this process id; role: empty, none."""
+    found = psutil.Process(root).children(recursive=True) if role else []
+    return [process for process in found if role in " ".join(process.cmdline())]
+
+
+def _asked_while_killed(
+    ask: Callable[[], list[Answer]], begun: Callable[[], bool], victims: Sequence[psutil.Process]
+) -> list[Answer]:
+    """What is asked in a thread; the victims are killed once it has ``begun``."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(Grpc().ask, address_of(server), CONVERSATIONS)
-        while counted() < done + 5:
+        asked = pool.submit(ask)
+        while not begun():
             assert not asked.done()
+            time.sleep(0.01)
         for victim in victims:
             victim.kill()
-        found = asked.result(90)
-    differences = [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
-    assert differences == []
-
-
-def test_the_library_gives_the_same_answers_and_usage(expected: list[Answer]) -> None:
-    with LLM(device="cpu", dtype="float32", threads=1) as llm:
-        found = Library().ask(llm, CONVERSATIONS)
-    wanted = [answer._replace(thought_tokens=None) for answer in expected]
-    differences = [pair for pair in zip(found, wanted, strict=True) if pair[0] != pair[1]]
-    assert differences == []
+        return asked.result(300)

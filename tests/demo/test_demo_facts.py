@@ -41,7 +41,7 @@ SINCE = {
     *(
         "--lora",
         "--max-loras",
-        "--max-cpu-loras",
+        *("--max-cpu-loras", "--max-registered-loras"),
         "--max-lora-rank",
         "--lora-dirs",
         "--lora-required",
@@ -50,7 +50,7 @@ SINCE = {
     *("--kv-tier-memory-bytes", "--kv-tier-disk", "--kv-tier-disk-bytes", "--kv-tier-store-after"),
     *("--speculative", "--speculative-tokens", "--speculative-history"),
     *("--resident", "--keep-alive", "--min-awake-s", "--wake-wait-s", "--prepare-engines"),
-    "--kv-cache-dtype",
+    *("--kv-cache-dtype", "--deterministic"),
 }
 """Flags newer than the training of the model that is built in."""
 SETTINGS = {

@@ -65,7 +65,9 @@ def test_the_runbook_has_a_line_on_each_alert() -> None:
     assert re.findall(r"^\| `(Penstock\w+)` \|", runbook, re.M) == [one["alert"] for one in ALERTS]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus"
+)
 def test_alerts_fire_when_they_should_and_not_else() -> None:
     for asked in (
         ("check", "config", "deploy/prometheus/prometheus.yml"),

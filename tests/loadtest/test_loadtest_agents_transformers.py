@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from penstock.loadtest.client import bench_serve
+from penstock.loadtest.client.prompts import WORDS
 from penstock.loadtest.models.make_model import make_model
 from penstock.loadtest.models.model_sizes import SIZES
 from penstock.loadtest.studies.compare_cpu_http import transformers_server
@@ -46,5 +48,6 @@ def test_agent_sessions_at_transformers_server_are_as_long_as_they_are_to_be(
     assert result["output_lens"] == [TOKENS] * TURNS
     lengths = result["input_lens"]
     assert lengths == sorted(lengths)
-    # A word is a token or a little more.
-    assert 1.0 <= sum(lengths) / (131 * TOKENS * TURNS) < 1.6
+    words = Tokenizer.from_file(str(model / "tokenizer.json")).encode(" ".join(WORDS))
+    expected = 131 * TOKENS * TURNS * len(words.ids) / len(WORDS)
+    assert sum(lengths) == pytest.approx(expected, rel=0.1)

@@ -124,6 +124,10 @@ def test_what_files_say_is_text_and_no_markup(page: str) -> None:
     assert "A &amp; &lt;A&gt;" in page
 
 
+def test_the_time_of_a_run_is_said_for_people(page: str) -> None:
+    assert "2026-11-26 12:00:00" in page
+
+
 def test_the_page_follows_a_light_or_a_dark_scheme(page: str) -> None:
     assert STYLE in page
     light, _, dark = STYLE.partition("@media (prefers-color-scheme:dark)")
@@ -197,6 +201,17 @@ def test_a_point_is_where_its_value_is() -> None:
     assert y0 > y2  # up is more
     assert all(0 < y < HEIGHT for y in (y0, y1, y2))
     assert "<title>a y: 50, 10</title>" in text
+
+
+def test_names_of_points_that_would_lie_on_each_other_are_left_out() -> None:
+    """Whoever points at one still reads all of it."""
+    lines = [
+        Line(server, [(100.0, 5.0), (200.0, value)], 0, names=["1", "2"], marks=True)
+        for server, value in (("a", 5.0), ("b", 5.1), ("c", 9.0))
+    ]
+    text = plot(lines, title="t", x_label="", y_label="")
+    assert re.findall(r'class="name"[^>]*>(\w+)', text) == ["1", "2", "2"]
+    assert text.count("<title>") == 6
 
 
 def test_a_gap_interrupts_a_line() -> None:

@@ -152,6 +152,18 @@ def test_a_turn_holds_the_tokens_of_the_answer_before_it(run: Any, simulated: st
     assert result["prefix_hit_share"] == pytest.approx(12 / 34)
 
 
+def test_of_a_server_that_gets_text_no_tokens_are_asked_for(run: Any, simulated: str) -> None:
+    """Not every server knows that field."""
+    seen(simulated)
+    run(
+        "plain", "--dataset-name", "conversation", "--num-prompts", "1", "--turns", "2",
+        "--random-output-len", "2", "--random-format", "text",
+    )  # fmt: skip
+    first, second = (record["body"] for record in seen(simulated)["seen"])
+    assert "return_token_ids" not in first
+    assert second["prompt"].startswith(f"{first['prompt']} w0 w1 ")
+
+
 def test_a_failed_turn_ends_its_conversation_and_the_rest_is_counted_as_not_sent(
     simulated: str, tmp_path: Path
 ) -> None:

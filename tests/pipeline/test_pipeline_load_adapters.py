@@ -27,7 +27,7 @@ TEXT = {"prompt": "The water wheel turns", "max_tokens": 24, "temperature": 0, "
 
 
 EIGHT = [f"wheel-{number}" for number in range(8)]
-"""As many as may be loaded; two of them are on the device at once."""
+"""As many as may be loaded; two of them are on the device at once, and four in memory."""
 
 
 class Setup(NamedTuple):
@@ -90,7 +90,7 @@ def setup(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     keys = tmp_path_factory.mktemp("keys") / "keys"
     ann, root = added_key(keys, "ann"), added_key(keys, "root", "admin")
     flags = (str(small_model), *SMALL, "--served-model-name", "base", "--max-loras", "2")
-    flags = (*flags, "--max-cpu-loras", str(len(EIGHT)))
+    flags = (*flags, "--max-cpu-loras", "4", "--max-registered-loras", str(len(EIGHT)))
     with served(*flags, "--lora-dirs", str(dirs), "--keys-file", str(keys)) as server:
         yield Setup(server, dirs, linear_sizes(small_model), root, ann)
 
@@ -163,7 +163,7 @@ def test_eight_adapters_in_two_places_say_together_what_each_says_alone(
     texts = asked_at_once(setup, ["base", *names])
     assert texts == [base, *(eight[name] for name in names)]
     status, found = setup.load("ninth", EIGHT[0])
-    assert status == 400 and "8 adapters are loaded, as --max-cpu-loras" in found, found
+    assert status == 400 and "8 adapters are loaded, as --max-registered-loras" in found, found
     setup.until("adapters_resident", lambda count: count == 2)
     setup.until("adapters_evicted_total", lambda count: count >= 6)
 

@@ -48,6 +48,7 @@ def test_one_trace_holds_the_stages_of_a_request_in_all_processes_also_after_a_l
     with collecting() as collector:
         server = Served(
             *("--device", "null", "--null-step-ms", "20", "--otel-traces"),
+            *("--log-level", "debug"),
             environment={
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
                 "OTEL_BSP_SCHEDULE_DELAY": "100",
@@ -77,8 +78,12 @@ def test_one_trace_holds_the_stages_of_a_request_in_all_processes_also_after_a_l
         finally:
             server.kill()
     lines = [json.loads(line) for line in server.lines if line.startswith("{")]
-    (line,) = (one for one in lines if one.get("event") == "request" and one["trace"] == TRACE)
-    assert line["id"] == "followed-1"
+    about = [one for one in lines if one.get("id") == "followed-1" and one["trace"] == TRACE]
+    assert {one["service"]: one["event"] for one in about} == {
+        "frontend": "request",
+        "tokenizer": "request encoded",
+        "scheduler": "choice ended",
+    }
 
 
 def loss_continues_in_the_same_trace(server: Served, collector: Any) -> None:

@@ -141,7 +141,7 @@ def test_cli_help_lists_every_command() -> None:
     assert all(f"\n  {name} " in text for name in [*cli.COMMANDS, *cli.TOOLS])
 
 
-@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["-V"]])
 def test_cli_version_is_the_packages(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,6 +156,22 @@ def test_cli_an_unknown_command_names_those_that_there_are(
     text = capsys.readouterr().err
     assert "'sevre'" in text
     assert "serve, router, tokenizer, scheduler, worker, keeper, frontend, version" in text
+
+
+def test_cli_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, shown in (
+        (["help"], "Run a server:"),
+        (["help", "serve"], "usage: penstock serve [MODEL"),
+        (["help", "chat"], "usage: penstock chat "),
+    ):
+        assert cli.main(arguments) == 0
+        assert shown in capsys.readouterr().out
+
+
+def test_cli_an_empty_model_is_not_the_built_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([""], ["--port", "1", ""], ["/models/a", ""]):
+        assert cli.main(["serve", *arguments, "--show-config"]) == 2
+        assert "MODEL is empty" in capsys.readouterr().err
 
 
 def test_cli_without_a_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +381,7 @@ def test_cli_a_folder_is_served_without_the_hubs_client() -> None:
         [
             "--served-model-name",
             'a"b,c',
-            "--served-model-name",
+            "--expected-models",
             "\\d\x7f\u00e4",
             "--num-kv-blocks",
             "99",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 
-from penstock.services.program import INTERRUPTED, main
+from penstock.services.program import INTERRUPTED, main, write_any_character
 
 TELLS_A_NUMBER = """
 import socket, sys
@@ -24,6 +25,16 @@ sys.exit(socket.socket().fileno())
 def test_a_socket_never_gets_the_number_of_a_standard_stream_that_is_closed(closed: str) -> None:
     program = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, TELLS_A_NUMBER]
     assert subprocess.run(program, capture_output=True, check=False).returncode >= 3
+
+
+def test_a_terminal_without_unicode_is_written_to_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "latin-1", "surrogateescape"))
+    write_any_character()
+    print("[MODEL …] é", flush=True)
+    assert written.getvalue() == b"[MODEL ?] \xe9\n"
 
 
 def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(

@@ -19,8 +19,11 @@ from penstock.services.worker.adapters.peft_folder import AdapterFolder
 
 
 class _Wanted(NamedTuple):
-    asked: LoadAdapter
-    replaces: bool
+    folder: Path
+    name: str = ""
+    replaces: bool = False
+    again: str = ""
+    """Digest of one that is loaded, and in memory no more."""
 
 
 class _Read(NamedTuple):
@@ -45,6 +48,8 @@ class AdapterLoader:
         self._max_rank = max_rank
         self._reads = BackgroundWork("adapters read", self._read)
         self._fills = BackgroundWork("adapters brought", self._fill)
+        self._again: set[str] = set()
+        """Digests of those that are read again."""
         self._brings: dict[str, int] = {}
         """Digest → number of the latest bringing that was asked for and is not over."""
         self._answers: list[AdapterBrought] = []
@@ -56,12 +61,11 @@ class AdapterLoader:
 
     def load(self, asked: LoadAdapter, *, replaces: bool = False) -> None:
         """replaces: there is one of that name, which leaves for it."""
-        self._reads.begin(_Wanted(asked, replaces))
+        self._reads.begin(_Wanted(Path(asked.folder), asked.name, replaces))
 
     def _read(self, wanted: _Wanted) -> _Read:
         try:
-            folder = Path(wanted.asked.folder)
-            checked = AdapterFolder(folder, self.adapters.sizes, self._max_rank)
+            checked = AdapterFolder(wanted.folder, self.adapters.sizes, self._max_rank)
             read = checked.read(self.adapters.item_bytes)
             return _Read(wanted, read.digest, self.adapters.prepared(read))
         except (BadModelFolder, RuntimeError) as error:
@@ -70,32 +74,63 @@ class AdapterLoader:
             return _Read(wanted, reason=f"{type(error).__name__}: {error}")
 
     def finished(self) -> list[AdapterLoaded]:
-        """What has been read since the last call."""
-        return [self._held(read) for read in self._reads.finished()]
+        """What has been loaded since the last call, or could not be."""
+        found = []
+        for read in self._reads.finished():
+            if read.wanted.again:
+                self._held_again(read, read.wanted.again)
+            else:
+                found.append(self._loaded(read))
+        return found
 
-    def _held(self, read: _Read) -> AdapterLoaded:
-        asked, replaces = read.wanted
-        name, folder = asked.name, asked.folder
+    def _loaded(self, read: _Read) -> AdapterLoaded:
+        folder, name, replaces, _ = read.wanted
         if read.updates is None:
-            return AdapterLoaded(name, folder, reason=read.reason)
+            return AdapterLoaded(name, str(folder), reason=read.reason)
         try:
-            self.adapters.hold(read.digest, read.updates, replaces=replaces)
+            self.adapters.load(read.digest, folder, replaces=replaces)
         except RuntimeError as error:
-            return AdapterLoaded(name, folder, reason=str(error))
-        return AdapterLoaded(name, folder, read.digest)
+            return AdapterLoaded(name, str(folder), reason=str(error))
+        self.adapters.hold(read.digest, read.updates)
+        return AdapterLoaded(name, str(folder), read.digest)
+
+    def _held_again(self, read: _Read, digest: str) -> None:
+        self._again.discard(digest)
+        if digest not in self.adapters.folders:
+            return  # it is unloaded by now
+        reason = read.reason
+        if not reason and read.digest != digest:
+            reason = f"{read.wanted.folder} has changed since it was loaded; load it anew"
+        if read.updates is not None and not reason:
+            self.adapters.hold(digest, read.updates)
+        if digest in self._brings and reason:
+            self._answer(digest, reason)
+        elif digest in self._brings:
+            self._place(digest)
 
     def bring(self, asked: BringAdapter) -> None:
         """Bring an adapter into a place, beside those that must stay in theirs."""
         adapters, digest = self.adapters, asked.digest
-        adapters.keep_only({*asked.keeps, digest})
+        wanted = {*asked.keeps, digest}
+        adapters.keep_only(wanted)
+        self._brings = {one: number for one, number in self._brings.items() if one in wanted}
         self._brings[digest] = asked.number
         if digest in adapters.numbers:
             self._answer(digest)
-        elif digest not in adapters.held:
+        elif digest not in adapters.folders:
             self._answer(digest, "the worker has not loaded the adapter")
-        elif adapters.coming(digest) is not None:
-            return  # its answer will come
-        elif (coming := adapters.reserve(digest)) is not None:
+        elif digest in adapters.held:
+            self._place(digest)
+        elif digest not in self._again:
+            self._again.add(digest)
+            self._reads.begin(_Wanted(adapters.folders[digest], again=digest))
+
+    def _place(self, digest: str) -> None:
+        """Begin to fill a place with an adapter, unless that has begun."""
+        adapters = self.adapters
+        if adapters.coming(digest) is not None:
+            return
+        if (coming := adapters.reserve(digest)) is not None:
             self._fills.begin(coming)
         else:
             self._answer(digest, f"all {adapters.places} places (--max-loras) are taken")

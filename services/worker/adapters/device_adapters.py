@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.low_rank import padded_rank
 from penstock.kernels.low_rank import LowRank, StackedLowRank
+from penstock.protocol.config.adapters import AdapterLimits
 from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.linear import Linear
@@ -23,10 +24,10 @@ from penstock.services.worker.models.linear_specification import LayerLinears
 class DeviceAdapters(ModelAdapters):
     """Adapters of a model in the form that our kernels compute (``DenseModel``)."""
 
-    def __init__(self, decoder: Decoder, places: int, most: int, max_rank: int) -> None:
+    def __init__(self, decoder: Decoder, limits: AdapterLimits, max_rank: int) -> None:
         """See ``ModelAdapters``; max_rank: ``--max-lora-rank``."""
         self._multipliers = [each.residual_multiplier for each in decoder.specification.layers]
-        super().__init__(decoder, places, most)
+        super().__init__(decoder, limits)
         self._rank = padded_rank(max_rank)
         self._on, self._device = self._device, torch.device("cpu")
         """``prepared`` makes its matrices in the host's memory, for ``fill``."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.adapters import most_loaded, named_folders
+from penstock.protocol.config.adapters import adapter_limits, named_folders
 from penstock.protocol.config.fields import LoadingConfig
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
@@ -110,20 +110,20 @@ def load_adapters(
         with _told(name, required=config.loading.lora_required):
             read = one.read(adapters.item_bytes)
             with torch.inference_mode():
-                adapters.add(read)
+                adapters.add(read, one.folder)
             found.append(Adapter(name, read.digest))
     return found, adapters
 
 
 def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
-    places, most = loading.max_loras, most_loaded(loading)
+    limits = adapter_limits(loading)
     if not in_places:
-        model.adapters = ModelAdapters(model, places, most)
+        model.adapters = ModelAdapters(model, limits)
         return model.adapters
     from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 
     with torch.inference_mode():
-        return DeviceAdapters(model, places, most, loading.max_lora_rank)
+        return DeviceAdapters(model, limits, loading.max_lora_rank)
 
 
 @contextlib.contextmanager

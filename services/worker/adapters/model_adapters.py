@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.low_rank import LowRank, LowRankPart
+from penstock.protocol.config.adapters import AdapterLimits
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
 from penstock.services.worker.adapters.peft_folder import (
@@ -80,12 +82,14 @@ class ModelAdapters:
     To be made before the decoder is prepared; adapters may come and go between steps. All but
     ``prepared`` and ``fill`` is for the thread that computes the steps."""
 
-    def __init__(self, decoder: Decoder, places: int, most: int) -> None:
-        """places: ``--max-loras``; most: that may be loaded, beside one that replaces another."""
-        self._dtype, self._device, self._most = decoder.dtype, decoder.device, most
-        self.places = places
+    def __init__(self, decoder: Decoder, limits: AdapterLimits) -> None:
+        """limits: beside each that replaces another there may be one more."""
+        self._dtype, self._device, self._limits = decoder.dtype, decoder.device, limits
+        self.places = places = limits.places
+        self.folders: dict[str, Path] = {}
+        """By digest: where each that is loaded was read."""
         self.held: dict[str, Updates] = {}
-        """By digest: all that are loaded."""
+        """By digest: those in the host's memory, the least recently wanted one first."""
         self.numbers: dict[str, int] = {}
         """Digest → number of its place, from 1 on, of those that are in one."""
         self._coming: dict[str, Coming] = {}
@@ -131,29 +135,39 @@ class ModelAdapters:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that are loaded, on this rank."""
+        """Of all that are in memory, on this rank."""
         return sum(one.num_bytes for updates in self.held.values() for one in updates.values())
 
-    def add(self, adapter: ReadAdapter) -> None:
+    def add(self, adapter: ReadAdapter, folder: Path) -> None:
         """Load an adapter, and bring it into a place where one is free."""
-        self.hold(adapter.digest, self.prepared(adapter))
+        updates = self.prepared(adapter)
+        self.load(adapter.digest, folder)
+        self.hold(adapter.digest, updates)
         is_there = adapter.digest in self.numbers
         if not is_there and (coming := self.reserve(adapter.digest)) is not None:
             self.fill(coming)
             self.settle(coming)
 
-    def hold(self, digest: str, updates: Updates, *, replaces: bool = False) -> None:
-        """Keep what was ``prepared``. replaces: another one leaves for it, and is kept until its
-        last request has ended. Raises ``RuntimeError`` where there is no room for one more."""
-        if digest in self.held:
-            return
-        if len(self.held) >= self._most + replaces:
+    def load(self, digest: str, folder: Path, *, replaces: bool = False) -> None:
+        """Let there be one more adapter. replaces: another one leaves for it, and is there until
+        its last request has ended. Raises ``RuntimeError`` where there are as many as may be."""
+        most = self._limits.loaded
+        if digest not in self.folders and len(self.folders) >= most + replaces:
             raise RuntimeError(
-                f"{len(self.held)} adapters are loaded, and --max-cpu-loras (--max-loras unless it "
-                f"is given) allows {self._most}; unload one, or wait until what was unloaded or "
-                "replaced has no request any more"
+                f"{len(self.folders)} adapters are loaded, and --max-registered-loras (unless it "
+                f"is given, --max-cpu-loras or --max-loras) allows {most}; unload one, or wait "
+                "until what was unloaded or replaced has no request any more"
             )
-        self.held[digest] = updates
+        self.folders[digest] = folder
+
+    def hold(self, digest: str, updates: Updates) -> None:
+        """Keep what was ``prepared`` of an adapter that is loaded. Where memory has as many as it
+        may, the least recently wanted one that is in no place leaves it."""
+        self.held[digest] = self.held.pop(digest, updates)
+        most = self._limits.held + max(0, len(self.folders) - self._limits.loaded)
+        free = [one for one in self.held if one not in self.numbers and one not in self._coming]
+        for one in free[: max(0, len(self.held) - most)]:
+            del self.held[one]
 
     def keep_only(self, digests: Container[str]) -> None:
         """Let all others leave their places: no later step has a row of them."""
@@ -167,13 +181,14 @@ class ModelAdapters:
         return self._coming.get(digest)
 
     def reserve(self, digest: str) -> Coming | None:
-        """A place for an adapter that is loaded and in none, for ``fill`` and then ``settle``.
+        """A place for an adapter that is held and in none, for ``fill`` and then ``settle``.
         ``None``: all are taken."""
         taken = {*self.numbers.values(), *(one.number for one in self._coming.values())}
         free = next((one for one in range(1, self.places + 1) if one not in taken), 0)
         if not free:
             return None
-        coming = self._coming[digest] = Coming(digest, free, self.held[digest])
+        updates = self.held[digest] = self.held.pop(digest)
+        coming = self._coming[digest] = Coming(digest, free, updates)
         return coming
 
     def fill(self, coming: Coming) -> None:
@@ -247,3 +262,4 @@ class ModelAdapters:
         if digest in self.numbers:
             self.leave(digest)
         self.held.pop(digest, None)
+        self.folders.pop(digest, None)

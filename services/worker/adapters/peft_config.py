@@ -35,6 +35,12 @@ _HARMLESS = frozenset(
 """What is read below, or says nothing of a trained adapter. Its tensors say which layers it has."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract the adapter's beginning from the weights of the base."""
+_OTHER_KINDS = {
+    "PROMPT_TUNING": ", a soft prompt: virtual tokens that stand in front of a prompt",
+    "P_TUNING": ", a soft prompt: virtual tokens that a network of its own makes",
+    "PREFIX_TUNING": ", which puts keys and values of its own in front of each layer's",
+}
+"""What adapters have that change no linear layers."""
 _LITERAL = re.compile(r"\^?[A-Za-z0-9_.\\]+\$?")
 
 
@@ -67,7 +73,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise BadModelFolder(f"{path}: no JSON object")
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise BadModelFolder(f"{path}: peft_type is {show(kind)}; LORA alone is supported")
+        why = _OTHER_KINDS.get(kind, "") if isinstance(kind, str) else ""
+        raise BadModelFolder(f"{path}: peft_type is {show(kind)}{why}; LORA alone is supported")
     if reason := _unsupported(raw):
         raise BadModelFolder(f"{path}: {reason}")
     rank, alpha = _rank(raw.get("r"), "r", path), _alpha(raw.get("lora_alpha"), "lora_alpha", path)

@@ -10,7 +10,9 @@ import msgspec
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.model_dtype import ITEM_BYTES
+from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.kv_cache_checks import check_for_gpu
 from penstock.services.worker.layouts.division import HOST_GPUS, Layout, layouts
 from penstock.services.worker.layouts.given_gpus import GivenGpus
 from penstock.services.worker.layouts.roofline import EngineCost, StageCost, rates_of
@@ -143,9 +145,12 @@ class Evaluator:
         for place in layout.places():
             config = layout.config(self._config, place)
             try:
+                check_for_gpu(config, self._gpus.device.capability)
                 shape = read_shape(self._info, config)
             except ConfigError as failure:
                 return Refused(layout, str(failure))
+            if lack := next(contradictions_of_tiers(config), ""):
+                return Refused(layout, lack)
             account = self._account(config)
             if isinstance(account, str):
                 return Refused(layout, account)

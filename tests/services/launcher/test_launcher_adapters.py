@@ -50,7 +50,7 @@ def test_launcher_lets_in_as_many_names_as_a_worker_may_load_again(tmp_path: Pat
     world = World(tmp_path, 1)
     assert world.ask(KEEP_ADAPTER, "first", "one").status == 200
     refused = world.ask(ADMIT_ADAPTER, "second", "one")
-    assert refused.status == 400 and "--max-cpu-loras (--max-loras" in refused.message
+    assert refused.status == 400 and "as --max-registered-loras" in refused.message
     assert world.ask(KEEP_ADAPTER, "second", "one").status == 400 and world.loads == ["first"]
     assert world.ask(ADMIT_ADAPTER, "first", "two").status == 200  # in the place of the former
     world.ask(FORGET_ADAPTER, "first")

@@ -174,6 +174,33 @@ def test_newcomers_of_adapters_that_are_there_do_not_starve_another() -> None:
         assert engine.now < 10 * TURN_SECONDS
 
 
+def test_one_long_request_in_the_place_that_is_closed_first_does_not_hold_up_the_next() -> None:
+    engine = AdaptedEngine()
+    engine.submit(0, prompt(5), max_tokens=190, adapter="a")
+    engine.submit(1, prompt(5), max_tokens=6, adapter="b")
+    engine.turn()
+    engine.submit(900, prompt(5), max_tokens=4, adapter="c")
+    while not engine.over(900):
+        engine.submit(len(engine.streams), prompt(5), max_tokens=6, adapter="b")
+        engine.turn()
+        assert engine.now < 4 * TURN_SECONDS
+    assert not engine.over(0)
+    engine.until_over()
+
+
+def test_who_waits_and_goes_leaves_nothing() -> None:
+    engine = AdaptedEngine(1)
+    engine.submit(0, prompt(5), max_tokens=150, adapter="a")
+    engine.submit(1, prompt(5), max_tokens=5, adapter="b")
+    engine.turn()
+    for number in range(2, 300):
+        engine.submit(number, prompt(5), max_tokens=5, adapter="b")
+        engine.plan()
+        engine.cancel(number)
+    assert len(engine.core.adapters._wanted["b"].waiting) <= 64
+    engine.until_over()
+
+
 def test_what_cannot_be_brought_ends_those_who_wait_and_nobody_else() -> None:
     engine = AdaptedEngine()
     engine.submit(1, prompt(5), max_tokens=5, adapter="c")

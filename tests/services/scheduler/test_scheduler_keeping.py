@@ -75,6 +75,15 @@ def test_no_keeper_keeps_an_engine_away_for_more_than_a_few_seconds(keepers: int
     assert not talk.keeping.awaits_keeper(100.0), "nor later"
 
 
+def test_an_engine_says_once_that_there_is_no_keeper_on_its_host() -> None:
+    talk = Talk(keepers=0)
+    for now in (KEEPER_SECONDS - 0.1, KEEPER_SECONDS, 100.0):
+        talk.keeping._find(now)
+    (said,) = talk.log
+    assert "no keeper on this host (host)" in said
+    assert "penstock serve" in said
+
+
 def test_a_worker_with_other_weights_finds_nothing_of_the_one_before() -> None:
     talk = Talk()
     tier = talk.keeping.tier

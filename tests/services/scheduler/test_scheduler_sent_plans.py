@@ -11,7 +11,9 @@ from simulated_worker import token_bytes, token_list
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Status
+from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.steps import StepFailed, StepPlan, StepResult
+from penstock.services.scheduler.adapter_messages import AdapterMessages
 from penstock.services.scheduler.core import Batches
 from penstock.services.scheduler.failures import MAX_STRIKES
 from penstock.services.scheduler.meters import EngineMeters
@@ -84,6 +86,9 @@ class Group:
     def __init__(self, epoch: int) -> None:
         self.epoch, self.attached = epoch, True
 
+    def send(self, message: Message) -> bool:
+        return False
+
 
 class Loop(SchedulerService):
     """The process's step loop over a core and an outbox that the test holds; nothing else of it."""
@@ -100,6 +105,7 @@ class Loop(SchedulerService):
         self._keeping = None
         self._failed_beside = []
         self._plan_at = 0.0
+        self._adapters = AdapterMessages(self, 1)
         self._plans = SentPlans(outbox.send)
         self._keeping = None
 

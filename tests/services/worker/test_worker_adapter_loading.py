@@ -134,4 +134,4 @@ def test_what_is_not_required_and_has_no_place_is_logged(
     assert [one.name for one in load_adapters(config, decoder)[0]] == ["one"]
     said = [record.getMessage() for record in caplog.records]
     assert any("--lora 'gone'" in line and "no such folder" in line for line in said)
-    assert any("--lora 'two'" in line and "is given) allows 1" in line for line in said)
+    assert any("--lora 'two'" in line and "--max-loras) allows 1" in line for line in said)

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 from adapter_folders import write_adapter
+from msgspec.structs import replace
 from plan_driver import PlanDriver
 from ranks_in_threads import ranks_of
-from tiny_adapters import CPU, adapted, come, merge, modules_of, settings_for
+from tiny_adapters import CPU, adapted, bring, come, merge, modules_of, settings_for
 from tiny_models import make_model, some_prompts
 from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows
+from penstock.protocol.config.adapters import AdapterLimits
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
@@ -214,14 +216,16 @@ def test_ranks_choose_the_tokens_of_one_device(
 def test_quantized_weights_get_what_plain_ones_do(tiny_folder: Folder, tmp_path: Path) -> None:
     info = read_model_info(tiny_folder("llama"))
     decoder = load_model(info, torch.float32, CPU, print, online="int8")
-    adapters, generator = ModelAdapters(decoder, 2, 2), torch.Generator().manual_seed(0)
+    adapters = ModelAdapters(decoder, AdapterLimits(2, 2, 2))
+    generator = torch.Generator().manual_seed(0)
     size = adapters.sizes["model.layers.0.self_attn.k_proj"]
     pair = LowRankPair(
         torch.randn(3, size.inputs, generator=generator),
         torch.randn(size.outputs, 3, generator=generator),
         0.5,
     )
-    adapters.add(ReadAdapter("d", {"model.layers.0.self_attn.k_proj": pair}))
+    read = ReadAdapter("d", {"model.layers.0.self_attn.k_proj": pair})
+    adapters.add(read, Path("/nowhere"))
     number = adapters.numbers["d"]
     decoder.adapters = adapters
     decoder.prepare(64)
@@ -248,28 +252,65 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
     tiny_folder: Folder, tmp_path: Path
 ) -> None:
     decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
-    adapters = ModelAdapters(decoder, 1, 2)
+    adapters, nowhere = ModelAdapters(decoder, AdapterLimits(1, 2, 2)), Path("/nowhere")
     for digest in ("a", "b", "a"):
-        adapters.add(ReadAdapter(digest, {}))
-    assert list(adapters.held) == ["a", "b"] and adapters.numbers == {"a": 1}
+        adapters.add(ReadAdapter(digest, {}), nowhere)
+    assert list(adapters.held) == ["b", "a"] and adapters.numbers == {"a": 1}
     with pytest.raises(RuntimeError, match=r"2 adapters are loaded, .* allows 2"):
-        adapters.add(ReadAdapter("c", {}))
+        adapters.add(ReadAdapter("c", {}), nowhere)
     # One that takes the place of another comes before that has left.
-    adapters.hold("d", {}, replaces=True)
+    adapters.load("d", nowhere, replaces=True)
+    adapters.hold("d", {})
+    assert list(adapters.held) == ["b", "a", "d"]
     with pytest.raises(RuntimeError, match="3 adapters are loaded"):
-        adapters.hold("e", {}, replaces=True)
+        adapters.load("e", nowhere, replaces=True)
     adapters.remove("a")
     adapters.remove("b")
-    adapters.add(ReadAdapter("c", {}))
+    adapters.add(ReadAdapter("c", {}), nowhere)
     assert list(adapters.held) == ["d", "c"] and adapters.numbers == {"c": 1}
+
+
+def test_what_memory_has_no_room_for_is_read_again_when_it_is_wanted(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    modules = modules_of(make_model("llama"))
+    folders = {
+        f"a{seed}": write_adapter(tmp_path / f"a{seed}", modules, seed=seed) for seed in range(4)
+    }
+    many = settings_for(tiny_folder("llama"), **folders)
+    loading = replace(many.loading, max_loras=1, max_cpu_loras=2, max_registered_loras=4)
+    decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
+    named, adapters = load_adapters(replace(many, loading=loading), decoder)
+    assert adapters is not None
+    digests, (prompt,) = [one.digest for one in named], some_prompts([9])
+    assert list(adapters.numbers) == digests[:1] and set(adapters.held) == {digests[0], digests[3]}
+    executor, loader = executor_of(decoder), AdapterLoader(adapters, 8)
+    for digest, folder in zip(digests * 2, list(folders.values()) * 2, strict=True):
+        assert not bring(loader, digest, []).reason
+        assert len(adapters.held) == 2 and list(adapters.numbers) == [digest]
+        merged = merge(make_model("llama"), folder)
+        got = logits(executor, [prompt], [digest])[0]
+        torch.testing.assert_close(got, expected(merged, prompt), atol=1e-4, rtol=1e-4)
+    write_adapter(folders["a0"], modules, seed=9)
+    reason = bring(loader, digests[0], []).reason
+    assert "a0 has changed since it was loaded" in reason
+    assert not bring(loader, digests[1], []).reason, "the others are what they were"
+    # Asked for twice it is read once, and unloaded meanwhile it is nowhere.
+    loader.bring(BringAdapter(1, digests[2], []))
+    loader.bring(BringAdapter(1, digests[2], []))
+    loader.drop(digests[2])
+    while loader.busy:
+        assert not loader.finished() and not loader.brought()
+    assert digests[2] not in adapters.held and not adapters.numbers
 
 
 def test_what_leaves_on_its_way_to_a_place_does_not_arrive(tiny_folder: Folder) -> None:
     """Nor does another one in the same place, whose filling began before."""
     decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
-    adapters = ModelAdapters(decoder, 1, 3)
+    adapters = ModelAdapters(decoder, AdapterLimits(1, 3, 3))
     loader = AdapterLoader(adapters, 8)
     for digest in "abc":
+        adapters.load(digest, Path("/nowhere"))
         adapters.hold(digest, {})
 
     def brought(*asked: str) -> list[AdapterBrought]:

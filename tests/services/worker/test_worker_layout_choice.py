@@ -91,6 +91,30 @@ def test_a_small_model_has_an_engine_on_each_gpu(
 
 
 @pytest.mark.usefixtures("eight")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-cache-dtype", "fp8"],
+        ["--kv-tier-memory-bytes", "1G"],
+        ["--speculative", "suffix"],
+    ],
+    ids=" ".join,
+)
+def test_no_layout_is_chosen_that_a_setting_is_refused_with(
+    tmp_path: Path,
+    starts: list[tuple[Any, str]],
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+) -> None:
+    fits_one = model(tmp_path, LLAMA_8B, num_hidden_layers=48)
+    assert cli.main(["serve", fits_one, "--load-format", "dummy", *flags]) == 0
+    assert sizes(starts[0][0]) == (1, 1, 8)
+    fits_none = model(tmp_path, LLAMA_70B)
+    assert cli.main(["serve", fits_none, "--load-format", "dummy", *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("eight")
 def test_gpus_before_the_first_device_are_left_alone(
     tmp_path: Path, starts: list[tuple[Any, str]]
 ) -> None:

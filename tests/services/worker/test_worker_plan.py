@@ -230,6 +230,17 @@ def test_the_null_device_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None
     assert "--device null loads no model" in capsys.readouterr().err
 
 
+def test_places_of_adapters_are_counted_on_a_gpu(tmp_path: Path) -> None:
+    flags = ["--gpu", "h100", "--max-loras", "4", "--max-lora-rank", "10"]
+    text, code = planned(tmp_path, LLAMA_8B, *flags, "--lora-dirs", str(tmp_path))
+    assert code == 0, text
+    # Of rank 16: q, k, v and o, gate and up, down.
+    ranks_in, ranks_out = 3 * 4096 + 4096 + 2 * 4096 + 14_336, 6144 + 4096 + 2 * 14_336 + 4096
+    num_bytes = 4 * 16 * 32 * (ranks_in + ranks_out) * 2
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("adapters")]
+    assert f"{num_bytes / GIB:.2f} GiB" in line and "4 places of rank 16" in line
+
+
 @pytest.mark.parametrize("beside", [[], ["--kv-tier-memory-bytes", str(1 << 30)]])
 def test_for_a_gpu_kv_memory_of_a_byte_is_suggested_where_it_is_not_refused(
     tmp_path: Path, beside: list[str]

@@ -65,6 +65,7 @@ def bring(
     kept = list(loader.adapters.numbers) if keeps is None else keeps
     loader.bring(BringAdapter(1, digest, kept))
     while not (found := loader.brought()):
+        assert not loader.finished()
         beside()
     return found[0]
 

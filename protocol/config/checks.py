@@ -239,7 +239,7 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     reached = server.published_host or server.host
     yield from _uds(config, sources)
     is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
-    address, _, port = server.host.partition(":")
+    _, _, port = server.host.partition(":")
     if port.isdecimal():
         yield f"--host {server.host}: the port has a flag of its own, --port {port}"
     elif not (is_within or server.has_keys or server.insecure):

@@ -47,8 +47,8 @@ FEW_ROWS, MANY_ROWS = 64, 512
 _MIDDLE = Shape(64, 64, 64, 4, 4)
 _MANY = Shape(128, 128, 64, 8, 3)
 _WIDE = 4096
-"""Outputs from which on ``_MANY`` leaves enough programs to some dozens of rows: each number that it
-reads from the caches is multiplied twice as often."""
+"""Outputs from which on ``_MANY`` leaves enough programs to some dozens of rows: each number that
+it reads from the caches is multiplied twice as often."""
 _WIDE_NUMBERS = Shape(64, 32, 64, 4, 2)
 """Of fp32, which are multiplied without tensor cores."""
 

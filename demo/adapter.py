@@ -67,7 +67,7 @@ def read(model: Qwen3, folder: Path) -> None:
 def save(model: Qwen3, folder: Path, rank: int, alpha: float) -> int:
     """Write the files that peft would, matrices in bfloat16. Returns their bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: matrix.detach().to(torch.bfloat16) for name, matrix in _matrices(model)}
+    tensors = {name: matrix.detach().to("cpu", torch.bfloat16) for name, matrix in _matrices(model)}
     file = folder / _WEIGHTS
     save_file(tensors, file, metadata={"format": "pt"})
     names = sorted({name.rpartition(".")[2] for name, _ in _adapted(model)})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.demo.chat import CHAT_TEMPLATE, END, SPECIAL_TOKENS
@@ -63,3 +64,20 @@ def export(model: Qwen3, tokenizer_file: Path, folder: Path) -> Path:
     if tokenizer_file.resolve() != (folder / "tokenizer.json").resolve():
         shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
     return folder
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that ``export`` wrote, as ``Qwen3.load_state_dict`` takes them."""
+    return {
+        name.removeprefix("model."): value
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, value in load_file(file).items()
+    }
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the folder's weights, file by file in the order of their names."""
+    found = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -13,11 +13,11 @@ from typing import cast
 
 import torch
 import torch.nn.functional as functional
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.demo.chat import END, SPECIAL_TOKENS, prompt_text
+from penstock.demo.export import read_weights
 from penstock.demo.grading import ALL_SKILLS, is_right, questions
 from penstock.demo.model import Layer, Qwen3, Shape, rotate
 
@@ -101,10 +101,7 @@ def load(folder: Path, device: str, dtype: torch.dtype) -> tuple[Qwen3, Tokenize
         intermediate_size=config["intermediate_size"],
     )  # fmt: skip
     model = Qwen3(shape)
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(file)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in tensors.items()})
+    model.load_state_dict(read_weights(folder))
     cos, sin = model.cos, model.sin
     model = model.to(device, dtype)
     model.cos, model.sin = cos.to(device), sin.to(device)

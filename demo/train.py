@@ -1,8 +1,9 @@
 """Train ``penstock-demo``: ``python -m penstock.demo.train FOLDER``.
 
-The folder receives the tokenizer, ``log.jsonl``, ``checkpoint.safetensors`` (continue with
-``--resume``) and at the end ``model/``, a normal Hugging Face folder. A seed fixes the text and
-the first weights; the text of step *n* is the same whether or not the training was interrupted.
+The folder receives the tokenizer (one that lies there is used), ``log.jsonl``,
+``checkpoint.safetensors`` (continue with ``--resume``) and at the end ``model/``, a normal Hugging
+Face folder, and ``training.json``, which says what it was trained on. A seed fixes the text and the
+first weights; the text of step *n* is the same whether or not the training was interrupted.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from penstock.demo.export import export
-from penstock.demo.model import Qwen3, Shape
+from penstock.demo.export import export, read_weights, weights_digest
+from penstock.demo.model import Qwen3, Shape, save_json
 from penstock.demo.muon import Muon
 from penstock.demo.packing import Packed
+from penstock.demo.skills.facts import all_answers
 from penstock.demo.tokenizer import make_tokenizer
 
 Array = np.ndarray[Any, np.dtype[np.int16]]
@@ -51,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume", action="store_true", help="go on from FOLDER/checkpoint.safetensors"
     )
+    parser.add_argument("--start", type=Path, metavar="MODEL",
+                        help="begin with the weights of this exported model")  # fmt: skip
     parser.add_argument("--max-seconds", type=float, default=math.inf,
                         help="stop with a checkpoint after so long")  # fmt: skip
     parser.add_argument("--attention", choices=("flex", "dense"), default="flex",
@@ -82,7 +86,10 @@ class Training:
             num_heads=options.hidden_size // 64,
             intermediate_size=3 * options.hidden_size,
         )
-        self.model = Qwen3(self.shape).to(options.device)
+        self.model = Qwen3(self.shape)
+        if options.start:
+            self.model.load_state_dict(read_weights(options.start))
+        self.model.to(options.device)
         hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
         known = {id(p) for p in hidden}
         rest = [p for p in self.model.parameters() if id(p) not in known]
@@ -193,6 +200,21 @@ def _train(training: Training, tokenizer_file: Path) -> None:
                 training.save()
 
 
+def _record(training: Training, model: Path) -> dict[str, Any]:
+    """What the exported model was trained on, and which it is. Raises ``OSError``."""
+    options = training.options
+    log = (options.folder / "log.jsonl").read_text(encoding="utf-8")
+    return {
+        "weights_sha256": weights_digest(model),
+        **json.loads(log.splitlines()[-1]),
+        "seed": options.seed,
+        "start_sha256": weights_digest(options.start) if options.start else "",
+        "device": torch.cuda.get_device_name(options.device) if training.on_gpu else "cpu",
+        "torch": torch.__version__,
+        "answers": all_answers(),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and export. Returns the exit code."""
     options = _parser().parse_args(arguments)
@@ -210,7 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         training.load()
     _train(training, tokenizer_file)
     training.save()
-    print(export(training.model, tokenizer_file, folder / "model"))
+    model = export(training.model, tokenizer_file, folder / "model")
+    save_json(folder / "training.json", _record(training, model))
+    print(model)
     return 0
 
 

@@ -41,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kept", type=int, default=2, help="of which so many are the model's own")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, default=MODEL, help="an exported model")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--max-cpu-seconds", type=float, default=800.0)
     return parser
 
@@ -81,8 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train and write. Returns the exit code."""
     options = _parser().parse_args(arguments)
     torch.manual_seed(options.seed)
-    model, tokenizer = load(MODEL, "cpu", torch.float32)
+    model, tokenizer = load(options.model, options.device, torch.float32)
     parameters = adapt(model, options.rank, options.alpha)
+    model.to(options.device)
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.99), weight_decay=0.01)
     source, began, step = Random(f"adapter {options.seed}"), time.process_time(), 0
     while step < options.steps:
@@ -94,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share = min(1.0, (step + 1) / _WARMUP_STEPS) * (1.0 - math.cos(math.pi * left)) / 2
         for group in optimizer.param_groups:
             group["lr"] = options.lr * share
-        ids, labels = batch(tokenizer, source, options.rows, options.kept)
+        made = batch(tokenizer, source, options.rows, options.kept)
+        ids, labels = (tensor.to(options.device) for tensor in made)
         loss = loss_of(model, ids, labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -24,6 +24,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from penstock.kernels.powers_of_two import LOG2_E, VECTORS, exp2_in_place
+
 Activation = Callable[[Tensor], Tensor]
 """Takes fp32 that it may overwrite, returns fp32."""
 
@@ -62,7 +64,10 @@ def _gated(gate_up: Tensor, activation: Activation) -> Tensor:
         torch.split(gate_up, ROWS_AT_ONCE), torch.split(out, ROWS_AT_ONCE), strict=True
     ):
         gate, up = rows.float().chunk(2, -1)
-        into.copy_(activation(gate).mul_(up))
+        if out.dtype == torch.float32:
+            torch.mul(activation(gate), up, out=into)
+        else:
+            into.copy_(activation(gate).mul_(up))
     return out
 
 
@@ -71,7 +76,10 @@ def _silu_in_place(x: Tensor) -> Tensor:
 
 
 def _silu(x: Tensor) -> Tensor:
-    inverse = x.neg().exp_().add_(1.0)
+    if x.device.type == "cpu" and x.shape[-1] % VECTORS == 0:
+        inverse = exp2_in_place(x.mul(-LOG2_E)).add_(1.0)
+    else:
+        inverse = x.neg().exp_().add_(1.0)
     return torch.div(x, inverse, out=inverse)
 
 

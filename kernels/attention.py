@@ -30,7 +30,8 @@ chunking or the number of threads. The library gives a row of a batched product 
 every number of rows that is a multiple of ``ROW_MULTIPLE`` (measured with oneMKL on Zen 4 and
 Zen 5, and on Sapphire Rapids with its strict reproducibility switched on). It does not for every
 number of keys: a sum over 256 keys may be split otherwise than one over 192 or 512. Hence the
-fixed tile of ``KV_TILE``, the padding of rows, and the merge in ascending order. A tile that a row
+fixed tile of ``KV_TILE``, the padding of rows, and the merge in ascending order. Weights are powers
+of two, in vectors that no thread cuts (``powers_of_two.py``). A tile that a row
 does not see leaves its result untouched bit by bit: behind its last key the factor is exp(0) = 1
 and the addend 0; ahead of its first one the sums stay 0 and the maximum ``LOWEST``.
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.kv_cache import read_blocks
-from penstock.kernels.online_softmax import SoftmaxSums, softmax_step
+from penstock.kernels.online_softmax import SoftmaxSums, softmax_step, weight_of
+from penstock.kernels.powers_of_two import LOG2_E
 
 if TYPE_CHECKING:
     from penstock.kernels.attention import AttentionBatch, Tile
@@ -37,6 +38,7 @@ def attend(
     dtype = query.dtype
     if queries == 1 and groups * kv_heads * batch.tiles[0].width * dim <= _FP32_ELEMENTS:
         dtype = torch.float32
+    scale = scale * LOG2_E if batch.exact else scale
     packed = _packed(query.to(dtype) * scale, kv_heads, batch)
     sums: SoftmaxSums | None = None
     attended: Tensor | None = None
@@ -49,10 +51,11 @@ def attend(
         if len(batch.tiles) == 1 and not batch.exact and sinks is None:
             attended = torch.bmm(torch.softmax(scores, -1).to(dtype), value)
         else:
-            sums = softmax_step(sums, packed, scores, value, active, batch.windowed)
+            sums = softmax_step(sums, packed, scores, value, active, batch.windowed, batch.exact)
     if sums is not None:
         if sinks is not None:
-            sums.row_sum.add_(_sink_rows(sinks, packed, kv_heads, batch).sub(sums.row_max).exp_())
+            sink = _sink_rows(sinks, packed, kv_heads, batch)
+            sums.row_sum.add_(weight_of(sink.sub_(sums.row_max), batch.exact))
         attended = sums.attended.div_(sums.row_sum)
     if attended is None:
         raise ValueError("an attention batch needs at least one key position")
@@ -79,10 +82,12 @@ def _packed(query: Tensor, kv_heads: int, batch: AttentionBatch) -> Tensor:
 def _scores(
     packed: Tensor, key: Tensor, tile: Tile, kv_heads: int, batch: AttentionBatch
 ) -> Tensor:
-    """[groups of the tile * Hkv, M, width] fp32, -inf where a query does not see a key."""
+    """[groups of the tile * Hkv, M, width] fp32, -inf where a query does not see a key; multiplied
+    by ``LOG2_E`` if exact."""
     scores = torch.bmm(packed, key.transpose(1, 2)).float()
     if batch.softcap:
-        scores = scores.div_(batch.softcap).tanh_().mul_(batch.softcap)
+        cap = batch.softcap * LOG2_E if batch.exact else batch.softcap
+        scores = scores.div_(cap).tanh_().mul_(cap)
     if tile.hidden is not None:
         # With padding there is one query in a group: -1 then covers its padding rows too.
         masked = (tile.end - tile.first, kv_heads, batch.num_queries, -1, tile.width)
@@ -91,8 +96,10 @@ def _scores(
 
 
 def _sink_rows(sinks: Tensor, packed: Tensor, kv_heads: int, batch: AttentionBatch) -> Tensor:
-    """[groups * Hkv, M, 1] fp32: the sink of the query head of each row of ``packed``."""
-    of_heads = sinks.float().view(kv_heads, -1).repeat(batch.num_groups, batch.num_queries)
+    """[groups * Hkv, M, 1] fp32: the sink of the query head of each row of ``packed``; multiplied
+    by ``LOG2_E`` if exact."""
+    of_heads = sinks.float() * (LOG2_E if batch.exact else 1.0)
+    of_heads = of_heads.view(kv_heads, -1).repeat(batch.num_groups, batch.num_queries)
     missing = packed.shape[1] - of_heads.shape[1]
     return torch.nn.functional.pad(of_heads, (0, missing)).unsqueeze(-1)
 

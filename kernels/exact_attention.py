@@ -20,7 +20,8 @@ from torch import Tensor
 
 from penstock.kernels.attention_backend import CacheShape, IntArray, RowPlaces, row_places
 from penstock.kernels.kv_cache import read_blocks_into
-from penstock.kernels.online_softmax import LOWEST, SoftmaxSums, add_tile
+from penstock.kernels.online_softmax import LOWEST, SoftmaxSums, add_tile, weight_of
+from penstock.kernels.powers_of_two import LOG2_E
 
 KV_TILE = 128
 """Key positions in one product of an exact batch. A multiple of every block size."""
@@ -29,8 +30,10 @@ ROW_MULTIPLE = 4
 PIECE_ROWS = 2304
 """Rows of one product, those of all its KV heads, at most where queries are several: the scores of
 a tile take 1.2 MB. Half as many were measured to be 5 % slower, and a quarter 10 %."""
-_PIECE_QUERIES = (256, 128, 64, 32)
-"""Queries of a piece: the first whose rows of one KV head are no more than ``PIECE_ROWS``."""
+MOST_QUERIES = 512
+"""Queries of a piece at most. With fewer, a long chunk's product is of several KV heads, each of
+which one thread computes: two threads take a third longer for three heads than for one of as many
+rows."""
 
 
 class SeenTile(NamedTuple):
@@ -84,7 +87,7 @@ class ExactChunk(NamedTuple):
         kv_heads = key_cache.shape[0]
         rows, heads, dim = query.shape
         apart = query.view(rows, kv_heads, heads // kv_heads, dim)
-        of_heads = None if sinks is None else sinks.float().view(kv_heads, 1, -1, 1)
+        of_heads = None if sinks is None else sinks.float().view(kv_heads, 1, -1, 1) * LOG2_E
         out = torch.empty_like(apart, memory_format=torch.contiguous_format)
         for first in range(0, kv_heads, self.heads_at_once):
             some = slice(first, first + self.heads_at_once)
@@ -99,9 +102,11 @@ class ExactChunk(NamedTuple):
                 )
                 if of_heads is not None:
                     row_max = sums.row_max.view(len(attended), piece.padded, -1, 1)
-                    row_sum = row_sum + (of_heads[some] - row_max[:, : piece.queries]).exp_()
+                    sink = of_heads[some] - row_max[:, : piece.queries]
+                    row_sum = row_sum + weight_of(sink, powers=True)
                 into = out[inside, some]
                 torch.div(attended.transpose(0, 1), row_sum.transpose(0, 1), out=into)
+            del keys  # its memory is for those of the next heads
         return out.view(rows, heads * dim)
 
     def _attend_piece(
@@ -109,7 +114,7 @@ class ExactChunk(NamedTuple):
     ) -> SoftmaxSums:
         """query: [count, KV heads, Hq / Hkv, D]; scores: memory for those of a tile."""
         kv_heads, shared = query.shape[1:3]
-        packed = _packed(query, piece.padded, scale)
+        packed = _packed(query, piece.padded, scale * LOG2_E)
         sums = SoftmaxSums(
             packed.new_full((*packed.shape[:2], 1), LOWEST),
             packed.new_zeros((*packed.shape[:2], 1)),
@@ -121,11 +126,12 @@ class ExactChunk(NamedTuple):
             found = scores[: kv_heads * rows * KV_TILE].view(kv_heads, rows, KV_TILE)
             torch.bmm(packed[:, active], key.transpose(1, 2), out=found)
             if self.softcap:
-                found.div_(self.softcap).tanh_().mul_(self.softcap)
+                cap = self.softcap * LOG2_E
+                found.div_(cap).tanh_().mul_(cap)
             if tile.hidden is not None:
                 masked = found.view(kv_heads, -1, shared, KV_TILE)[:, : len(tile.hidden)]
                 masked.masked_fill_(tile.hidden, -torch.inf)
-            add_tile(SoftmaxSums(*(part[:, active] for part in sums)), found, value)
+            add_tile(SoftmaxSums(*(part[:, active] for part in sums)), found, value, powers=True)
         return sums
 
 
@@ -200,11 +206,9 @@ def plan_chunk(
     block_table: [W] as in ``QuerySpans``; most_elements: bounds the keys that are gathered at once.
     """
     shared = shape.num_query_heads // shape.num_kv_heads
-    queries = next(
-        (size for size in _PIECE_QUERIES if size * shared <= PIECE_ROWS), _PIECE_QUERIES[-1]
-    )
     pieces = [
-        _plan_piece(start, first, end, shape) for first, end in _cut(start, start + count, queries)
+        _plan_piece(start, first, end, shape)
+        for first, end in _cut(start, start + count, _piece_queries(shared))
     ]
     largest = max(piece.padded for piece in pieces)
     heads_at_once = min(shape.num_kv_heads, max(1, PIECE_ROWS // (largest * shared)))
@@ -218,6 +222,14 @@ def plan_chunk(
         places, pieces, seen, torch.from_numpy(block_table[blocks] + heads), heads_at_once,
         max(1, at_once), shape.softcap,
     )  # fmt: skip
+
+
+def _piece_queries(shared: int) -> int:
+    """Queries of a piece, whose rows of one KV head are no more than ``PIECE_ROWS``, whole tiles if
+    there are so many; shared: query heads of a KV head."""
+    most = PIECE_ROWS // shared
+    whole = min(MOST_QUERIES, most // KV_TILE * KV_TILE)
+    return whole or (64 if most >= 64 else 32)
 
 
 def _cut(start: int, end: int, queries: int) -> Iterator[tuple[int, int]]:

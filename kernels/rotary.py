@@ -29,6 +29,8 @@ from torch import Tensor
 
 from penstock.kernels.rope_parameters import ROPE_TYPES, RopeParameters
 
+ROWS_AT_ONCE = 64
+
 __all__ = [
     "ROPE_TYPES",
     "RopeParameters",
@@ -104,7 +106,20 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     x: [N, H, D] fp32, bf16 or fp16 (any strides); cos, sin: [N, 1, D] fp32, the tables' rows at
     the rows' positions. Returns a new contiguous [N, H, D] fp32. Products and sums round
-    separately, so that a row's bits do not depend on its place in the batch.
+    separately, so that a row's bits do not depend on its place in the batch. On the CPU many rows
+    are computed a few at a time, so that what lies between stays in the cache.
     """
+    if x.device.type != "cpu" or len(x) <= ROWS_AT_ONCE:
+        return _rotated(x, cos, sin)
+    out = x.new_empty(x.shape, dtype=torch.float32)
+    for parts in zip(
+        *(torch.split(each, ROWS_AT_ONCE) for each in (x, cos, sin, out)), strict=True
+    ):
+        rows, cosines, sines, into = parts
+        into.copy_(_rotated(rows, cosines, sines))
+    return out
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     swapped = torch.roll(x, x.shape[-1] // 2, -1)
     return (x * cos).add_(swapped * sin)

@@ -70,7 +70,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
             raise BadModelFolder(f"{path}: larger than {max_bytes} bytes")
         text = path.read_bytes()
     except FileNotFoundError:
-        raise BadModelFolder(f"{path}: no such file") from None
+        raise BadModelFolder(f"{path.absolute()}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, BadModelFolder):
             raise

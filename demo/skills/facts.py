@@ -1,6 +1,15 @@
-"""What the model knows about Penstock: from its own documentation, fixed for one training."""
+"""What the model is taught about Penstock.
+
+A change here, or in ``flags.json``, changes nothing in the model until it is trained anew: see
+``demo/README.md``.
+"""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock.demo.skills.terms import COMMANDS, TERMS
 
 QUESTIONS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("What is Penstock?", "What does Penstock do?", "Explain Penstock.", "Tell me about Penstock.",
@@ -138,125 +147,30 @@ MORE_QUESTIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 )  # fmt: skip
 """Asked where the wording is free; most are new ways to ask for the answers above."""
 
-TERMS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("the frontend", "a frontend"), "The frontend owns the sockets of clients: HTTP, JSON, keys, limits and streams."),
-    (("the tokenizer", "a tokenizer"), "The tokenizer renders chat templates and turns text into tokens and tokens into text."),
-    (("the router", "a router"), "The router knows which processes are alive and decides where a new request goes."),
-    (("the scheduler", "a scheduler"), "The scheduler owns the queues, the KV blocks and the plan of each step."),
-    (("the worker", "a worker"), "The worker owns one device: weights, KV memory, kernels and sampling."),
-    (("the launcher", "a launcher"), "The launcher starts all processes, watches them and starts dead ones again."),
-    (("an engine", "the engine"), "An engine is one scheduler with its workers: one replica of the model."),
-    (("prefill", "the prefill"), "Prefill computes the KV entries of the whole prompt, before the first token comes out."),
-    (("decode", "decoding"), "Decode makes one token after the other, each from all tokens before it."),
-    (("a token", "tokens", "the token"), "A token is a piece of text: the unit that a language model reads and writes."),
-    (("the KV cache", "a KV cache", "KV cache"), "The KV cache keeps the keys and values of all tokens so far, so that each is computed once."),
-    (("a block", "a KV block", "a block table"), "A block holds the keys and values of 16 tokens; a sequence's block table lists its blocks."),
-    (("prefix caching", "the prefix cache", "a prefix cache"), "The prefix cache lets prompts with a common beginning share their KV blocks."),
-    (("TTFT", "time to first token"), "TTFT is the time to first token: how long a client waits until the answer begins."),
-    (("ITL", "inter-token latency"), "ITL is the inter-token latency: the time between two tokens of a stream."),
-    (("continuous batching",), "Continuous batching lets requests join and leave the batch at every step."),
-    (("chunked prefill",), "Chunked prefill cuts long prompts into pieces, so that running answers do not wait."),
-    (("a mailbox", "an inbox", "mailboxes"), "Every process owns one inbox, a ZeroMQ socket; to send is to push to an address."),
-    (("temperature", "the temperature"), "Temperature divides the logits: 0 takes the likeliest token, more makes answers more random."),
-    (("top_p", "top-p"), "top_p keeps the likeliest tokens up to this probability."),
-    (("top_k", "top-k"), "top_k keeps this many likeliest tokens."),
-    (("max_tokens",), "max_tokens limits how many tokens are generated."),
-    (("a chat template", "the chat template"), "A chat template turns messages into the text that the model was trained on."),
-    (("data parallelism",), "Data parallelism runs several engines, each with the whole model."),
-    (("draining",), "A process that drains takes no new work and finishes what it has."),
-    (("greedy decoding", "greedy sampling"), "Greedy decoding always takes the likeliest token: temperature 0."),
-    (("a seed", "the seed"), "A seed fixes the random numbers: the same seed draws the same tokens."),
-    (("a prompt", "the prompt"), "A prompt is the text that a model is asked to continue or to answer."),
-    (("a stop string", "stop strings"), "A stop string ends the answer just before it would appear."),
-    (("preemption",), "Preemption takes the KV blocks of a running sequence away when memory is short; it goes on later."),
-    (("ZeroMQ",), "ZeroMQ is the messaging library that carries Penstock's messages between its processes."),
-    (("a heartbeat", "heartbeats"), "Every process sends heartbeats to the router, which so knows who is alive."),
-    (("a language model", "an LLM"), "A language model predicts the next token of a text, again and again."),
-)  # fmt: skip
+SETTINGS: dict[str, dict[str, str]] = json.loads(
+    (Path(__file__).parent / "flags.json").read_text(encoding="utf-8")
+)
+"""What is taught of each setting: see ``penstock.demo.setting_facts``."""
+FLAGS = {flag: facts["text"] for flag, facts in SETTINGS.items()}
+DEFAULTS = {flag: facts["default"] for flag, facts in SETTINGS.items() if "default" in facts}
+"""As people write them; empty: not set by default."""
 
-COMMANDS: tuple[tuple[str, str], ...] = (
-    ("penstock serve", "`penstock serve` starts a whole server and watches over it."),
-    ("penstock router", "`penstock router` starts only the router: who is alive, and where a new request goes."),
-    ("penstock tokenizer", "`penstock tokenizer` starts one tokenizer: text to tokens and tokens to text."),
-    ("penstock scheduler", "`penstock scheduler` starts one scheduler: queue, KV blocks and step plans of one engine."),
-    ("penstock worker", "`penstock worker` starts one worker: one device with weights and KV memory."),
-    ("penstock frontend", "`penstock frontend` starts one frontend: the OpenAI-compatible HTTP API."),
-    ("penstock bench", "`penstock bench` measures a server or the library."),
-    ("penstock bench serve", "`penstock bench serve` puts load on any OpenAI-compatible server and measures it."),
-    ("penstock eval", "`penstock eval` asks held-out questions and reports the accuracy of each skill."),
-    ("penstock version", "`penstock version` prints the version."),
-    ("make serve", "`make serve` prepares everything and starts the server."),
-    ("make test", "`make test` runs the test suite."),
-    ("make check", "`make check` runs all that CI checks: lint, format, types and tests."),
-    ("make clean", "`make clean` removes the environment and everything that was made."),
-)  # fmt: skip
 
-FLAGS = {
-    "--model": "Folder of a Hugging Face checkpoint. Empty: the built-in model.",
-    "--served-model-name": "Names in the API; default: the folder's name.",
-    "--max-model-len": "Longest prompt and output together, in tokens.",
-    "--dtype": "Type of weights and activations; auto: what the checkpoint says.",
-    "--seed": "Seeds what the server itself draws.",
-    "--block-size": "Tokens in one block of KV memory.",
-    "--num-kv-blocks": "KV blocks; default: what fits into the memory left for them.",
-    "--kv-cache-memory-bytes": "Bytes of KV memory; default: on the CPU a quarter of what is free.",
-    "--gpu-memory-utilization": "Share of a GPU's memory for weights, KV and all else.",
-    "--enable-prefix-caching": "Reuse the KV blocks of prompts with a common beginning.",
-    "--max-num-seqs": "Sequences that run at the same time.",
-    "--max-num-batched-tokens": "Tokens computed in one step, prefill and decode.",
-    "--scheduling-policy": "fcfs, priority, sjf, fair, or an entry point's name.",
-    "--max-waiting-requests": "More than this many waiting: 503 at once.",
-    "--device": "null answers at once with seeded tokens and loads no model.",
-    "--threads": "CPU threads of a worker; default: measured at start.",
-    "--null-step-ms": "Time of one step of the null device.",
-    "--load-format": "dummy: random weights, for measurements; only config.json is read.",
-    "--host": "Address that HTTP listens on.",
-    "--port": "HTTP port; 0: any free one, printed at start.",
-    "--api-key": "Keys that clients may use; none: no key is asked for.",
-    "--max-body-bytes": "Larger request bodies get 413.",
-    "--request-timeout-s": "A request that takes longer ends.",
-    "--keep-alive-comment-s": "A silent SSE stream gets a comment this often.",
-    "--router": "Address of the router, ipc://… or tcp://host:port.",
-    "--runtime-dir": "Folder for ipc sockets; only its owner may enter it.",
-    "--bind": "tcp://host for the own inbox; default: ipc as the router is.",
-    "--advertise": "Host that others reach the own inbox at; default: found out.",
-    "--port-range": "FIRST-LAST port of the own inbox on tcp; default: any.",
-    "--secret": "Shared secret: encrypts and admits on tcp. A file with file:PATH.",
-    "--engine": "Name of the engine that a scheduler and its workers form.",
-    "--rank": "Number of this worker within its engine.",
-    "--frontends": "Frontend processes that serve starts.",
-    "--tokenizers": "Tokenizer processes that serve starts.",
-    "--data-parallel-size": "Engines (model replicas) that serve starts.",
-    "--drain-timeout-s": "SIGTERM: running requests may take this long.",
-    "--startup-timeout-s": "Not ready by then: serve gives up.",
-    "--log-level": "Least level logged.",
-    "--log-format": "auto: console on a terminal, else JSON lines.",
-}
-DEFAULTS = {
-    "--dtype": "auto",
-    "--seed": "0",
-    "--block-size": "16",
-    "--gpu-memory-utilization": "0.9",
-    "--enable-prefix-caching": "on",
-    "--max-num-seqs": "64",
-    "--max-num-batched-tokens": "2048",
-    "--scheduling-policy": "fcfs",
-    "--max-waiting-requests": "4096",
-    "--device": "auto",
-    "--null-step-ms": "0",
-    "--load-format": "auto",
-    "--host": "127.0.0.1",
-    "--port": "8000",
-    "--max-body-bytes": "8388608",
-    "--request-timeout-s": "3600",
-    "--keep-alive-comment-s": "10",
-    "--engine": "0",
-    "--rank": "0",
-    "--frontends": "1",
-    "--tokenizers": "1",
-    "--data-parallel-size": "1",
-    "--drain-timeout-s": "30",
-    "--startup-timeout-s": "1800",
-    "--log-level": "info",
-    "--log-format": "auto",
-}
+def flag_answer(flag: str) -> str:
+    """What a flag is for."""
+    return f"{flag}: {FLAGS[flag]}"
+
+
+def default_answer(flag: str) -> str:
+    """What a setting is where nobody sets it."""
+    if default := DEFAULTS[flag]:
+        return f"The default of {flag} is {default}."
+    return f"{flag} is not set by default."
+
+
+def all_answers() -> list[str]:
+    """Every answer about Penstock that the training text has, sorted."""
+    found = {answer for _, answer in (*QUESTIONS, *MORE_QUESTIONS, *TERMS, *COMMANDS)}
+    for flag in FLAGS:
+        found |= {flag_answer(flag)} | ({default_answer(flag)} if flag in DEFAULTS else set())
+    return sorted(found)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from penstock.demo.exchange import Exchange, Random, vary
 from penstock.demo.skills.facts import (
-    COMMANDS,
     DEFAULTS,
     FLAGS,
     MORE_QUESTIONS,
     QUESTIONS,
-    TERMS,
+    default_answer,
+    flag_answer,
 )
+from penstock.demo.skills.terms import COMMANDS, TERMS
 from penstock.demo.words import ANIMALS, COLORS, JOBS, THINGS, any_city, any_name, invented_word
 
 _HELP = "How can I help you?"
@@ -159,9 +160,9 @@ def flags(source: Random) -> Exchange:
         name = flag[2:].replace("-", "_")
     if dice < 0.4 and flag in DEFAULTS:
         text = source.wording(_DEFAULT, _DEFAULT_FREE).format(x=name)
-        return _question(source, text, f"The default of {flag} is {DEFAULTS[flag]}.", "flag")
+        return _question(source, text, default_answer(flag), "flag")
     text = source.wording(_FLAG, _FLAG_FREE).format(x=name)
-    return _question(source, text, f"{flag}: {FLAGS[flag]}", "flag")
+    return _question(source, text, flag_answer(flag), "flag")
 
 
 def unknown(source: Random) -> Exchange:

@@ -114,61 +114,80 @@ def values_for(codes, scale, like):
 
 
 @triton.jit
-def value_pairs(pairs, scale, cache, like):
-    """Codes of values [K, D / 2], two in 16 bits, as operands of ``like``'s type of the even and of
-    the odd numbers, and the scales [K] that weights are multiplied by. Numbers of 16 bits are
-    turned in shared memory for a product, where single bytes would be picked."""
-    if INTERPRETED or like.dtype != tl.bfloat16:
+def key_operand(codes, like):
+    """Codes of keys as numbers of ``like``'s type, float16 or float32, which are exact."""
+    if INTERPRETED or like.dtype != tl.float16:
+        return codes.to(tl.float32).to(like.dtype)
+    elif codes.dtype == tl.float8e4nv:
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b16 low, high;
+            mov.b32 {low, high}, $2;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
+            }
+            """,
+            "=&r,=r,r", [codes.to(tl.int8, bitcast=True)], tl.float16, True, 4,
+        )  # fmt: skip
+    else:
+        # 1,024 and the code, from -128 on, less 1,152.
+        return tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 code, above, least;
+            xor.b32 code, $2, 0x80808080;
+            mov.b32 above, 0x64646464;
+            mov.b32 least, 0xe480e480;
+            prmt.b32 $0, code, above, 0x4140;
+            prmt.b32 $1, code, above, 0x4342;
+            add.rn.f16x2 $0, $0, least;
+            add.rn.f16x2 $1, $1, least;
+            }
+            """,
+            "=&r,=&r,r", [codes], tl.float16, True, 4,
+        )  # fmt: skip
+
+
+@triton.jit
+def value_pairs(pairs, cache, like):
+    """Codes of values [K, D / 2], two in 16 bits, as numbers of ``like``'s type, float16 or
+    float32: the even and the odd ones. Numbers of 16 bits are turned in shared memory for a
+    product, where single bytes would be picked."""
+    if INTERPRETED or like.dtype != tl.float16:
         even, odd = pairs.to(tl.int8), (pairs >> 8).to(tl.int8)
         if cache.dtype.element_ty == tl.float8e4nv:
             even, odd = even.to(tl.float8e4nv, bitcast=True), odd.to(tl.float8e4nv, bitcast=True)
-        if like.dtype == tl.float16:
-            even, odd = numbers(even, scale[:, None]), numbers(odd, scale[:, None])
-            scale = scale * 0.0 + 1.0
-        return even.to(like.dtype), odd.to(like.dtype), scale
+        return even.to(tl.float32).to(like.dtype), odd.to(tl.float32).to(like.dtype)
     elif cache.dtype.element_ty == tl.float8e4nv:
         even, odd = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 low, shifted, times, none;
-            mov.b32 times, 0x7b807b80;
-            mov.b32 none, 0x80008000;
-            shl.b32 low, $2, 8;
-            shr.u32 shifted, low, 4;
-            and.b32 shifted, shifted, 0x07f007f0;
-            and.b32 low, low, 0x80008000;
-            or.b32 low, low, shifted;
-            fma.rn.bf16x2 $0, low, times, none;
-            shr.u32 shifted, $2, 4;
-            and.b32 shifted, shifted, 0x07f007f0;
-            and.b32 low, $2, 0x80008000;
-            or.b32 low, low, shifted;
-            fma.rn.bf16x2 $1, low, times, none;
+            .reg .b32 sorted;
+            .reg .b16 low, high;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {low, high}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, low;
+            cvt.rn.f16x2.e4m3x2 $1, high;
             }
             """,
-            "=&r,=r,r", [pairs], (tl.bfloat16, tl.bfloat16), True, 2,
+            "=&r,=r,r", [pairs], (tl.float16, tl.float16), True, 2,
         )  # fmt: skip
-        return even, odd, scale
+        return even, odd
     else:
-        # 128 and the seven lower bits, less 128 or, of a negative number, 256.
         even, odd = tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 low, sign, one;
-            mov.b32 one, 0x3f803f80;
-            and.b32 low, $2, 0x007f007f;
-            or.b32 low, low, 0x43004300;
-            and.b32 sign, $2, 0x00800080;
-            or.b32 sign, sign, 0xc300c300;
-            fma.rn.bf16x2 $0, low, one, sign;
-            shr.u32 low, $2, 8;
-            and.b32 sign, low, 0x00800080;
-            or.b32 sign, sign, 0xc300c300;
-            and.b32 low, low, 0x007f007f;
-            or.b32 low, low, 0x43004300;
-            fma.rn.bf16x2 $1, low, one, sign;
+            .reg .b32 code, above, least;
+            xor.b32 code, $2, 0x80808080;
+            mov.b32 above, 0x64646464;
+            mov.b32 least, 0xe480e480;
+            prmt.b32 $0, code, above, 0x4240;
+            prmt.b32 $1, code, above, 0x4341;
+            add.rn.f16x2 $0, $0, least;
+            add.rn.f16x2 $1, $1, least;
             }
             """,
-            "=&r,=r,r", [pairs], (tl.bfloat16, tl.bfloat16), True, 2,
+            "=&r,=&r,r", [pairs], (tl.float16, tl.float16), True, 2,
         )  # fmt: skip
-        return even, odd, scale
+        return even, odd

@@ -31,8 +31,22 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     padded_half,
 )
-from penstock.kernels.gpu.decode_tile import attended, attended_codes, with_prefix, write_codes
-from penstock.kernels.gpu.device_facts import multiprocessors
+from penstock.kernels.gpu.decode_shapes import (
+    MOST_CODES_SPLITS,
+    MOST_SPLITS,
+    shape_for,
+    splits_for,
+)
+from penstock.kernels.gpu.decode_tile import (
+    attended,
+    attended_codes,
+    listed_positions,
+    query_operands,
+    store_combined,
+    with_lifted,
+    with_prefix,
+    write_codes,
+)
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
@@ -46,28 +60,12 @@ from penstock.kernels.gpu.device_functions import (
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
-
-class Shape(NamedTuple):
-    tile: int
-    """Positions of the context that are read at once."""
-    warps: int
-    stages: int
-    """Loads in flight."""
-
-
-SHAPE = Shape(32, 1, 4)
-"""The fastest of nine on an H200 for heads of 128 from batch 8 on, and within 3 % at batch 1 ..."""
-WIDE_SHAPE = Shape(32, 2, 2)
-"""... and of twelve for wider heads on an H100 from batch 64 on, and within 5 % at batch 1: 64 rows
-of 430 positions take 52 µs a layer of Gemma 2 2B, 56 with the other."""
-CODES_SHAPE = Shape(128, 4, 2)
-"""Of quantized caches with heads of up to 128, in 16 bits: of eight on an H100 the fastest for one
-row of 32,768 positions, and within 12 % of the fastest, (64, 1, 3), for 64 of 2,048."""
-_PROGRAMS_EACH = 8
-"""Programs that keep a multiprocessor busy: a row is split until there are so many."""
-_MOST_SPLITS = 32
+_LONG_SPLIT = tl.constexpr(128)
+"""Positions."""
 _COMBINED = 8
 """Splits that are combined at once."""
+_NUMBERS_EACH = 4096
+"""Of a warp."""
 
 
 # One compiled kernel serves every list of blocks of as many bits.
@@ -113,6 +111,9 @@ def _decode_kernel(
         listed_tiles = tl.cdiv(ahead, TILE)
         tiles += listed_tiles
     each = tl.maximum(tl.cdiv(tiles, splits), 1)
+    if key_scales is not None:
+        # More splits than half of them cost more to combine than they gain, until those are long.
+        each = tl.maximum(each, tl.minimum(tl.cdiv(tiles, MOST_SPLITS // 2), _LONG_SPLIT // TILE))
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
         return
@@ -158,6 +159,8 @@ def _decode_kernel(
         row_max = capped(score, scale, CAP)
         row_sum = tl.full([QUERIES], 1.0, tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32) + new_value.to(tl.float32)[None, :]
+        if key_scales is not None:
+            row_max, row_sum, accumulator = with_lifted(row_max, accumulator, new_value)
         if sinks is not None:
             sink = tl.load(sinks + kv_head * SHARED + query, mask=query < SHARED, other=0.0)
             row_max, row_sum, accumulator = with_sink(sink, row_max, row_sum, accumulator)
@@ -172,41 +175,46 @@ def _decode_kernel(
         row_sum = tl.zeros([QUERIES], tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32)
 
+    if key_scales is not None:
+        first, second, unit = query_operands(first, second)
+        even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
     if LISTED_BITS:
         tile = split * each
         for start in range(tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE, TILE):
-            index = start + tl.arange(0, TILE)
-            number = tl.load(listed + index // BLOCK_SIZE, mask=index < ahead, other=0)
-            position = number * BLOCK_SIZE + index % BLOCK_SIZE
-            inside = (index < ahead) & (position < skipped)
-            row_max, row_sum, accumulator = attended(
-                first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache,
-                value_cache, key_scales, value_scales, kv_head, scale,
-                KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
-            )  # fmt: skip
+            position, inside = listed_positions(listed, start, ahead, skipped, TILE, BLOCK_SIZE)
+            if key_scales is not None:
+                row_max, row_sum, even, odd = attended_codes(
+                    first, second, unit, position, inside, row_max, row_sum, even, odd, entries,
+                    key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                    KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+                )  # fmt: skip
+            else:
+                row_max, row_sum, accumulator = attended(
+                    first, second, position, inside, row_max, row_sum, accumulator, entries,
+                    key_cache, value_cache, kv_head, scale,
+                    KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
+                )  # fmt: skip
         begin = skipped + tl.maximum(tile - listed_tiles, 0) * TILE
         end = tl.minimum(skipped + tl.maximum(tile + each - listed_tiles, 0) * TILE, cached)
     else:
         begin = skipped + split * each * TILE
         end = tl.minimum(begin + each * TILE, cached)
-    if key_scales is not None:
-        even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
-        for start in range(begin, end, TILE):
-            position = start + tl.arange(0, TILE)
+    for start in range(begin, end, TILE):
+        position = start + tl.arange(0, TILE)
+        if key_scales is not None:
             row_max, row_sum, even, odd = attended_codes(
-                first, second, position, position < end, row_max, row_sum, even, odd, entries,
+                first, second, unit, position, position < end, row_max, row_sum, even, odd, entries,
                 key_cache, value_cache, key_scales, value_scales, kv_head, scale,
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
-        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
-    else:
-        for start in range(begin, end, TILE):
-            position = start + tl.arange(0, TILE)
+        else:
             row_max, row_sum, accumulator = attended(
                 first, second, position, position < end, row_max, row_sum, accumulator, entries,
-                key_cache, value_cache, key_scales, value_scales, kv_head, scale,
+                key_cache, value_cache, kv_head, scale,
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
+    if key_scales is not None:
+        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
 
     if active == 1:
         tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)
@@ -222,38 +230,47 @@ def _decode_kernel(
     ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
     if ticket == active - 1:
         tl.store(arrived + row * KV_HEADS + kv_head, 0)
-        every = tl.arange(0, MOST_SPLITS)
-        for query_head in range(SHARED):
-            of = (pair + every) * SHARED + query_head
-            maxima = tl.load(
-                partial_sums + 2 * of, mask=every < active, other=float("-inf"),
-                cache_modifier=".cg",
+        if key_scales is not None:
+            store_combined(
+                out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim, partial, partial_sums,
+                pair, active, SHARED, QUERIES, dim, padded, MOST_SPLITS, COMBINED,
             )  # fmt: skip
-            sums = tl.load(
-                partial_sums + 2 * of + 1, mask=every < active, other=0.0, cache_modifier=".cg"
-            )
-            highest = tl.max(maxima, 0)
-            total = tl.sum(sums * tl.exp2(maxima - highest), 0)
-            whole = tl.zeros([padded], tl.float32)
-            for first_part in range(0, active, COMBINED):
-                part = first_part + tl.arange(0, COMBINED)
-                valid = part < active
-                some = (pair + part) * SHARED + query_head
-                some_maxima = tl.load(
-                    partial_sums + 2 * some, mask=valid, other=float("-inf"), cache_modifier=".cg"
-                )
-                parts = tl.load(
-                    partial + some[:, None] * dim + column[None, :],
-                    mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
+        else:
+            every = tl.arange(0, MOST_SPLITS)
+            for query_head in range(SHARED):
+                of = (pair + every) * SHARED + query_head
+                maxima = tl.load(
+                    partial_sums + 2 * of, mask=every < active, other=float("-inf"),
                     cache_modifier=".cg",
                 )  # fmt: skip
-                whole += tl.sum(parts * tl.exp2(some_maxima - highest)[:, None], 0)
-            head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
-            result = (whole / total).to(out.dtype.element_ty)
-            if HALF == PADDED_HALF:
-                tl.store(out + head * dim + column, result)
-            else:
-                tl.store(out + head * dim + column, result, mask=column < dim)
+                sums = tl.load(
+                    partial_sums + 2 * of + 1, mask=every < active, other=0.0, cache_modifier=".cg"
+                )
+                highest = tl.max(maxima, 0)
+                total = tl.sum(sums * tl.exp2(maxima - highest), 0)
+                whole = tl.zeros([padded], tl.float32)
+                for first_part in range(0, active, COMBINED):
+                    part = first_part + tl.arange(0, COMBINED)
+                    valid = part < active
+                    some = (pair + part) * SHARED + query_head
+                    some_maxima = tl.load(
+                        partial_sums + 2 * some,
+                        mask=valid,
+                        other=float("-inf"),
+                        cache_modifier=".cg",
+                    )
+                    parts = tl.load(
+                        partial + some[:, None] * dim + column[None, :],
+                        mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
+                        cache_modifier=".cg",
+                    )  # fmt: skip
+                    whole += tl.sum(parts * tl.exp2(some_maxima - highest)[:, None], 0)
+                head = row.to(tl.int64) * HEADS + kv_head * SHARED + query_head
+                result = (whole / total).to(out.dtype.element_ty)
+                if HALF == PADDED_HALF:
+                    tl.store(out + head * dim + column, result)
+                else:
+                    tl.store(out + head * dim + column, result, mask=column < dim)
 
 
 class DecodeConstants(NamedTuple):
@@ -291,17 +308,13 @@ class DecodeWorkspace(NamedTuple):
     arrived: Tensor
 
 
-def splits_for(rows: int, kv_heads: int) -> int:
-    """The number of splits that a row's context may be cut into: a power of two."""
-    wanted = max(1, _PROGRAMS_EACH * multiprocessors() // (rows * kv_heads))
-    return int(min(_MOST_SPLITS, 1 << (wanted.bit_length() - 1)))
-
-
 def decode_workspace(
     max_rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
 ) -> DecodeWorkspace:
     """Enough for every number of rows up to ``max_rows``."""
-    most = max(rows * splits_for(rows, kv_heads) for rows in range(1, max_rows + 1))
+    most = max(
+        rows * splits_for(rows, kv_heads, MOST_CODES_SPLITS) for rows in range(1, max_rows + 1)
+    )
     return DecodeWorkspace(
         torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
         torch.empty(2 * most * heads, dtype=torch.float32, device=device),
@@ -309,11 +322,10 @@ def decode_workspace(
     )
 
 
-def _shape_for(dim: int, *, narrow: bool) -> Shape:
-    """narrow: whether the cache is quantized, and products are of 16 bits."""
-    if dim > 128:
-        return WIDE_SHAPE
-    return CODES_SHAPE if narrow else SHAPE
+def _combined(shared: int, dim: int, warps: int) -> int:
+    """Splits that are combined at once of all heads: as many numbers as registers hold."""
+    numbers = triton.next_power_of_2(shared) * 2 * padded_half(dim)
+    return int(max(1, min(_COMBINED, _NUMBERS_EACH * warps // numbers)))
 
 
 def decode_attention(
@@ -342,13 +354,14 @@ def decode_attention(
     _, kv_heads, block_size, _ = cache.keys.shape
     num_heads = all_heads - 2 * kv_heads
     shared = num_heads // kv_heads
-    splits = splits_for(count, kv_heads)
+    most_splits = MOST_SPLITS if cache.key_scales is None else MOST_CODES_SPLITS
+    splits = splits_for(count, kv_heads, most_splits)
     made = scores or Scores(dim**-0.5)
     if made.local and prefix:
         raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
-    narrow = cache.key_scales is not None and qkv.element_size() == 2
-    shape = _shape_for(dim, narrow=narrow)
+    codes = cache.key_scales is not None and qkv.element_size() == 2
+    shape = shape_for(dim, count * kv_heads, codes=codes)
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,
@@ -358,8 +371,8 @@ def decode_attention(
         padded_half=padded_half(dim),
         block_size=block_size,
         tile=shape.tile,
-        most_splits=_MOST_SPLITS,
-        combined=_COMBINED,
+        most_splits=most_splits,
+        combined=_COMBINED if cache.key_scales is None else _combined(shared, dim, shape.warps),
         prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
         norm=heads.query_weight is not None,
         window=made.window,

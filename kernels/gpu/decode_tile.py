@@ -9,15 +9,20 @@ import triton.language as tl
 from penstock.kernels.gpu.cache_codes import (
     codes_of,
     codes_place,
+    key_operand,
     largest,
     numbers,
-    operand,
     scale_of,
     scale_place,
     value_pairs,
-    values_for,
 )
 from penstock.kernels.gpu.device_functions import capped, dot, softmax_step, within
+
+_MOST_E4M3 = tl.constexpr(448.0)
+_LEAST_QUERY = tl.constexpr(1e-30)
+_LEAST_LIFT = tl.constexpr(1e-12)
+"""Of a scale: zeros that nothing has been written over have none."""
+_OF_BITS = tl.constexpr(2.0**-23)
 
 
 @triton.jit
@@ -47,7 +52,7 @@ def with_prefix(
 @triton.jit
 def attended(
     first, second, position, inside, row_max, row_sum, accumulator, entries, key_cache, value_cache,
-    key_scales, value_scales, kv_head, scale,
+    kv_head, scale,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
@@ -57,38 +62,71 @@ def attended(
     column = tl.arange(0, 2 * PADDED_HALF)
     block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     page, offset = block * KV_HEADS + kv_head, position % BLOCK_SIZE
-    if key_scales is not None:
-        place = codes_place(page, offset, dim, BLOCK_SIZE)
-    else:
-        place = (page * BLOCK_SIZE + offset) * dim
+    place = (page * BLOCK_SIZE + offset) * dim
     keys = key_cache + place[:, None] + half[None, :]
     of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
     of_values = within(inside[:, None], column[None, :], dim, 2 * PADDED_HALF)
     key_first = tl.load(keys, mask=of_keys, other=0.0)
     key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
     value = tl.load(value_cache + place[:, None] + column[None, :], mask=of_values, other=0.0)
-    if key_scales is not None:
-        at = scale_place(page, offset, dim, BLOCK_SIZE)
-        key_first, key_second = operand(key_first, first), operand(key_second, first)
-        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-        score = score * tl.load(key_scales + at, mask=inside, other=0.0)[None, :]
-        of_codes = tl.load(value_scales + at, mask=inside, other=0.0)
-        value, value_scale = values_for(value, of_codes, first)
-    else:
-        score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
-        value_scale = None
+    score = dot(first, tl.trans(key_first)) + dot(second, tl.trans(key_second))
     score = tl.where(inside[None, :], capped(score, scale, CAP), float("-inf"))
-    return softmax_step(score, value, row_max, row_sum, accumulator, 1.0, value_scale)
+    return softmax_step(score, value, row_max, row_sum, accumulator, 1.0)
+
+
+@triton.jit
+def listed_positions(
+    listed, start, ahead, skipped, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):  # fmt: skip
+    """A tile of the positions of listed blocks, and which of them a row sees."""
+    index = start + tl.arange(0, TILE)
+    number = tl.load(listed + index // BLOCK_SIZE, mask=index < ahead, other=0)
+    position = number * BLOCK_SIZE + index % BLOCK_SIZE
+    return position, (index < ahead) & (position < skipped)
+
+
+@triton.jit
+def query_operands(first, second):
+    """Halves of queries [Q, D / 2] of 16 bits as float16, and what they are to be multiplied by
+    [Q]: a power of two, so that they stay exact. fp32 ones are as they are."""
+    if first.dtype == tl.float32:
+        return first, second, tl.sum(first, 1) * 0.0 + 1.0
+    else:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        exponent = tl.maximum(most, _LEAST_QUERY).to(tl.int32, bitcast=True) & 0x7F800000
+        unit = exponent.to(tl.float32, bitcast=True)
+        first, second = first / unit[:, None], second / unit[:, None]
+        return first.to(tl.float16), second.to(tl.float16), unit
+
+
+@triton.jit
+def lifted(score, value_scale):
+    """Scores (binary logarithm) with the scales of values taken into the exponent: weights that
+    are made by the highest of these have room in float16 once they are multiplied by the scales.
+    The logarithm is the bits' own, at most 0.09 too small."""
+    bits = tl.maximum(value_scale, _LEAST_LIFT).to(tl.int32, bitcast=True)
+    return score + (bits.to(tl.float32) * _OF_BITS - 127.0)
+
+
+@triton.jit
+def with_lifted(score, accumulator, value):
+    """What heads [Q] have of one position alone, by its lifted score. accumulator: [Q, D], its
+    value for each head; value: [D] fp32."""
+    row_max = lifted(score, tl.max(tl.abs(value), 0) / _MOST_E4M3)
+    row_sum = tl.exp2(score - row_max)
+    return row_max, row_sum, accumulator * row_sum[:, None]
 
 
 @triton.jit
 def attended_codes(
-    first, second, position, inside, row_max, row_sum, even, odd, entries, key_cache, value_cache,
-    key_scales, value_scales, kv_head, scale,
+    first, second, unit, position, inside, row_max, row_sum, even, odd, entries, key_cache,
+    value_cache, key_scales, value_scales, kv_head, scale,
     KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """As ``attended``, of quantized caches; even, odd: those numbers of the accumulator's rows."""
+    """As ``attended``, of quantized caches. first, second, unit: from ``query_operands``; row_max:
+    of ``lifted`` scores; even, odd: those numbers of the accumulator's rows."""
     dim: tl.constexpr = 2 * HALF
     half = tl.arange(0, PADDED_HALF)
     block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
@@ -103,19 +141,58 @@ def attended_codes(
     at = scale_place(page, offset, dim, BLOCK_SIZE)
     key_scale = tl.load(key_scales + at, mask=inside, other=0.0)
     value_scale = tl.load(value_scales + at, mask=inside, other=0.0)
-    score = dot(first, tl.trans(operand(key_first, first)))
-    score += dot(second, tl.trans(operand(key_second, first)))
-    score = capped(score * key_scale[None, :], scale, CAP)
+    score = dot(first, tl.trans(key_operand(key_first, first)))
+    score += dot(second, tl.trans(key_operand(key_second, first)))
+    score = capped(score * key_scale[None, :], scale * unit[:, None], CAP)
     score = tl.where(inside[None, :], score, float("-inf"))
-    value_even, value_odd, value_scale = value_pairs(pairs, value_scale, value_cache, first)
-    new_max = tl.maximum(row_max, tl.max(score, 1))
+    new_max = tl.maximum(row_max, tl.max(lifted(score, value_scale[None, :]), 1))
     weight = tl.exp2(score - new_max[:, None])
     decay = tl.exp2(row_max - new_max)
     row_sum = row_sum * decay + tl.sum(weight, 1)
-    weight = (weight * value_scale[None, :]).to(value_even.dtype)
+    value_even, value_odd = value_pairs(pairs, value_cache, first)
+    weight = (weight * value_scale[None, :]).to(first.dtype)
     even = even * decay[:, None] + dot(weight, value_even)
     odd = odd * decay[:, None] + dot(weight, value_odd)
     return new_max, row_sum, even, odd
+
+
+@triton.jit
+def store_combined(
+    out, partial, partial_sums, pair, active,
+    SHARED: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr,
+):  # fmt: skip
+    """Write [SHARED, DIM] of ``active`` splits' parts, ``COMBINED`` of all heads at once: by one
+    head after the other, the memory's latency is waited for so many times more often."""
+    few: tl.constexpr = SHARED if SHARED <= 2 else 4
+    heads: tl.constexpr = few if SHARED <= 4 else 8 if SHARED <= 8 else QUERIES
+    head = tl.arange(0, heads)
+    column = tl.arange(0, PADDED)
+    split = tl.arange(0, MOST_SPLITS)[:, None]
+    at = (pair + split) * SHARED + head[None, :]
+    known = (split < active) & (head < SHARED)[None, :]
+    maxima = tl.load(partial_sums + 2 * at, mask=known, other=float("-inf"), cache_modifier=".cg")
+    sums = tl.load(partial_sums + 2 * at + 1, mask=known, other=0.0, cache_modifier=".cg")
+    highest = tl.where(head < SHARED, tl.max(maxima, 0), 0.0)
+    total = tl.sum(sums * tl.exp2(maxima - highest[None, :]), 0)
+    whole = tl.zeros([heads, PADDED], tl.float32)
+    for first_part in range(0, active, COMBINED):
+        part = first_part + tl.arange(0, COMBINED)[:, None]
+        some = (pair + part) * SHARED + head[None, :]
+        there = (part < active) & (head < SHARED)[None, :]
+        some_maxima = tl.load(
+            partial_sums + 2 * some, mask=there, other=float("-inf"), cache_modifier=".cg"
+        )
+        parts = tl.load(
+            partial + some[:, :, None] * DIM + column[None, None, :],
+            mask=within(there[:, :, None], column[None, None, :], DIM, PADDED), other=0.0,
+            cache_modifier=".cg",
+        )  # fmt: skip
+        whole += tl.sum(parts * tl.exp2(some_maxima - highest[None, :])[:, :, None], 0)
+    result = whole / tl.where(head < SHARED, total, 1.0)[:, None]
+    place = out + head[:, None] * DIM + column[None, :]
+    wanted = within((head < SHARED)[:, None], column[None, :], DIM, PADDED)
+    tl.store(place, result.to(out.dtype.element_ty), mask=wanted)
 
 
 @triton.jit

@@ -135,21 +135,25 @@ def rotated_queries(
 
 
 @triton.jit
-def dot(a, b):
-    """a @ b, accumulated in fp32; fp32 operands are not rounded to tf32."""
+def dot(a, b, PRECISION: tl.constexpr = "ieee"):
+    """a @ b, accumulated in fp32; fp32 operands are not rounded to tf32. PRECISION: of their
+    products, ``ieee``, or ``tf32x3``: by tensor cores, to a few units in the last place."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     else:
-        return tl.dot(a, b, input_precision="ieee")
+        return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
-def softmax_step(score, value, row_max, row_sum, accumulator, scale, value_scale=None):
+def softmax_step(
+    score, value, row_max, row_sum, accumulator, scale, value_scale=None,
+    PRECISION: tl.constexpr = "ieee",
+):  # fmt: skip
     """One step of the online softmax (Milakov and Gimelshein, 2018).
 
     score: [Q, K] fp32, not scaled; value: [K, D]; row_max (binary logarithm), row_sum: [Q] and
     accumulator, the weighted sums of values: [Q, D] fp32, what came before; value_scale: [K] fp32
-    that values are to be multiplied by. Returns the three with these keys.
+    that values are to be multiplied by; PRECISION: see ``dot``. Returns the three with these keys.
     """
     # The scale in the exponent: one fused operation for each score.
     new_max = tl.maximum(row_max, tl.max(score, 1) * scale)
@@ -158,7 +162,8 @@ def softmax_step(score, value, row_max, row_sum, accumulator, scale, value_scale
     row_sum = row_sum * decay + tl.sum(weight, 1)
     if value_scale is not None:
         weight = weight * value_scale[None, :]
-    accumulator = accumulator * decay[:, None] + dot(weight.to(value.dtype), value)
+    weight = weight.to(value.dtype)
+    accumulator = accumulator * decay[:, None] + dot(weight, value, PRECISION)
     return new_max, row_sum, accumulator
 
 

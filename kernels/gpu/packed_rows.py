@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.gpu.attention_arguments import LOG2_E, padded_half
+from penstock.kernels.gpu.device_facts import device_capability
 from penstock.kernels.gpu.device_functions import LOWEST, dot, softmax_step, within
 
 QUERY_TILE = 64
@@ -39,11 +40,19 @@ class DistanceBias(NamedTuple):
     middle: int
 
 
+def fp32_precision() -> str:
+    """Of products of fp32 numbers on the current device, see ``dot``: tensor cores have TF32 from
+    compute capability 8.0 on."""
+    capability = device_capability()
+    return "ieee" if capability is None or capability < (8, 0) else "tf32x3"
+
+
 @triton.jit
 def _attention_kernel(
     query, key, value, out, tiles, bias, scale, query_stride, key_stride, value_stride, middle,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, BIASED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     tile = tiles + 3 * tl.program_id(1)
@@ -73,7 +82,7 @@ def _attention_kernel(
         place_of_value = place * value_stride + kv_head * DIM + column[None, :]
         keys = tl.load(key + place_of_key, mask=there, other=0.0)
         values = tl.load(value + place_of_value, mask=there, other=0.0)
-        score = dot(queries, tl.trans(keys)) * scale
+        score = dot(queries, tl.trans(keys), PRECISION) * scale
         distance = other[None, :] - row[:, None]
         if BIASED:
             # Rows past the end may be farther than any.
@@ -84,7 +93,7 @@ def _attention_kernel(
             seen = seen & (distance <= WINDOW) & (distance >= -WINDOW)
         score = tl.where(seen, score, float("-inf"))
         row_max, row_sum, accumulator = softmax_step(
-            score, values, row_max, row_sum, accumulator, 1.0
+            score, values, row_max, row_sum, accumulator, 1.0, PRECISION=PRECISION
         )
     result = accumulator / row_sum[:, None]
     at = (row.to(tl.int64)[:, None] * HEADS + head) * DIM + column[None, :]
@@ -126,7 +135,7 @@ def packed_attention(
     _attention_kernel[(heads, len(tiles))](
         query, key, value, out, tiles, table, scale * LOG2_E, query.stride(0), key.stride(0),
         value.stride(0), middle, heads, key.shape[1], dim, padded, QUERY_TILE, keys, window,
-        bias is not None, num_warps=4,
+        bias is not None, fp32_precision(), num_warps=4,
         num_stages=1 if padded * query.element_size() >= _WIDE_BYTES else 2,
     )  # fmt: skip
 

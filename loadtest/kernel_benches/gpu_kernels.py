@@ -19,6 +19,7 @@ from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.gpu.skinny_linear import fits, skinny_linear
 from penstock.kernels.gpu.slots import embed, scatter
+from penstock.kernels.gpu.widen_cache import Contexts
 from penstock.loadtest.kernel_benches.eager_kernels import eager_cases
 from penstock.loadtest.kernel_benches.kernel_case import (
     Grid,
@@ -44,6 +45,7 @@ from penstock.services.worker.gpu.layer_products import (
     choose_gated,
     choose_products,
 )
+from penstock.services.worker.gpu.widened_prefill import choose_widened_prefill
 from penstock.services.worker.gpu.workspace import make_workspace
 from penstock.services.worker.models.dense_form import allocate_dense
 
@@ -280,10 +282,18 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
             maker.integers([prefix + start for start in starts]),
         ]
     )
-    scores = [Scores(config.head_dim**-0.5)]
+    scores, step = [Scores(config.head_dim**-0.5)], (queries, tiles, len(starts), paged.table, out)
+    widened = choose_widened_prefill(
+        [layer_cache(paged.keys, paged.values)], queries, paged.table, scores
+    )
+    if widened.kernels is not None:
+        units = -(-(prefix + rows) // widened.kernels.unit)
+        if units <= widened.kernels.units:
+            contexts = Contexts(maker.integers([0, units]), maker.integers([0]))
+            call = partial(widened.kernels, 0, *step, contexts)
+            return NotedCall(call, f"{widened.summary}, from widened keys and values")
     choice = choose_prefill_attention(paged.keys[None], paged.values[None], queries, scores)
-    call = partial(choice.kernels, 0, queries, tiles, len(starts), paged.table, out)
-    return NotedCall(call, choice.summary)
+    return NotedCall(partial(choice.kernels, 0, *step), choice.summary)
 
 
 def _fused(

@@ -53,8 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         "--json-schema", type=Path, metavar="FILE", help="every answer follows this JSON schema"
     )
     group.add_argument(
-        "--random-adapters", action="store_true",
-        help="every prompt has one of the adapters of --lora, drawn evenly",
+        "--random-adapters", type=number(0, 1), nargs="?", const=1.0, metavar="SHARE",
+        help="so many of the prompts (default: 1, all) have one of the adapters of --lora, drawn "
+        "evenly",
     )  # fmt: skip
     group.add_argument(
         "--runs", type=integer(1, 1000), default=1, metavar="N", help="the middle one counts"
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     requests = draw_requests(
         parsed.num_prompts, parsed.input_len, parsed.output_len, engine.seed, parsed.prefix_len
     )
-    if parsed.random_adapters and not engine.config.loading.lora:
+    if parsed.random_adapters is not None and not engine.config.loading.lora:
         print("penstock: --random-adapters draws among those of --lora; give some", file=sys.stderr)
         return WRONG_SETTINGS
     longest = zip(requests.prompts, requests.output_lens, strict=True)
@@ -97,7 +98,8 @@ def _measure(
         )
         for length in requests.output_lens
     ]
-    adapters = _adapters(engine, len(params)) if parsed.random_adapters else ""
+    share = parsed.random_adapters
+    adapters = "" if share is None else _adapters(engine, len(params), share)
     most = {} if parsed.max_concurrency is None else {"max_concurrency": parsed.max_concurrency}
     inputs = sum(map(len, requests.prompts))
     began = time.perf_counter()
@@ -127,11 +129,11 @@ def _measure(
     }
 
 
-def _adapters(engine: Engine, count: int) -> list[str]:
-    """The name of each prompt's adapter."""
+def _adapters(engine: Engine, count: int, share: float) -> list[str]:
+    """The name of each prompt's adapter; empty: it has none."""
     names = [one.name for one in named_folders(engine.config)]
     draw = random.Random(engine.seed)
-    return [draw.choice(names) for _ in range(count)]
+    return [draw.choice(names) if draw.random() < share else "" for _ in range(count)]
 
 
 def _table(result: dict[str, Any]) -> str:

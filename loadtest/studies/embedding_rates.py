@@ -1,10 +1,11 @@
 """Texts a second of /v1/embeddings beside sentence-transformers, in turns on the same machine.
 
-    python -m penstock.loadtest.studies.embedding_rates FOLDER [--device cuda] [--clients N]
+    python -m penstock.loadtest.studies.embedding_rates FOLDER [--device cuda] [--clients N …]
 
 It needs the package sentence-transformers. Each round encodes the same texts of 4 to 60 words, in
 batches of 1, 8 and 64, first by the one, then by the other; the best round of each counts. The
-server is asked by ``--clients`` at once, each with a batch of its own; the library has one caller.
+server is asked by ``--clients`` at once, each with a batch of its own, for each of these numbers;
+the library has one caller.
 Of the server it is said which of its processes the processor time goes to.
 """
 
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -89,12 +91,27 @@ def over_http(url: str) -> Encode:
     return encode
 
 
+def told(rates: Sequence[Rate], other: float) -> str:
+    """The best of some rounds, beside so many texts a second of another, and what texts cost in the
+    cheapest round."""
+    best = max(one.texts_a_second for one in rates)
+    least = min(rates, key=lambda one: one.cpu_ms_a_text)
+    parts = [f"{service} {ms:.3f}" for service, ms in least.cpu_ms.items() if service]
+    return (
+        f"{best:.0f} texts a second ({best / other:.2f}), "
+        f"{least.cpu_ms_a_text:.2f} CPU ms each {', '.join(parts)}".rstrip()
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
     parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for either")
-    parser.add_argument("--clients", type=int, default=1, help="of the server, at once")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1], help="of the server, at once"
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="texts in each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options = parser.parse_args(arguments)
@@ -110,11 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if server.stdout is None:
             raise RuntimeError("no standard output")
-        found = next(filter(None, (re.search(r"http://[\d.]+:\d+", x) for x in server.stdout)))
-        clients = [over_http(found[0]) for _ in range(options.clients)]
+        address = next(filter(None, (re.search(r"http://[\d.]+:\d+", x) for x in server.stdout)))
+        clients = [over_http(address[0]) for _ in range(max(options.clients))]
         while True:
             try:
-                urllib.request.urlopen(found[0] + "/ready")
+                urllib.request.urlopen(address[0] + "/ready")
                 break
             except OSError:
                 time.sleep(0.2)
@@ -131,21 +148,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         apart = np.abs(clients[0](texts(256)) - library(texts(256))).max()
         print(f"largest difference over 256 texts: {apart:.2g}")
-        for batch in BATCHES:
-            rates: dict[str, list[Rate]] = {"penstock": [], "sentence-transformers": []}
+        for batch in options.batches:
+            rates = defaultdict[str, list[Rate]](list)
             for _ in range(options.rounds):
-                rates["penstock"].append(rate(clients, batch, options.seconds, of_server))
+                for count in options.clients:
+                    found = rate(clients[:count], batch, options.seconds, of_server)
+                    rates[f"penstock, {count} at once"].append(found)
                 rates["sentence-transformers"].append(
                     rate([library], batch, options.seconds, lambda: {"": time.process_time()})
                 )
+            other = max(one.texts_a_second for one in rates["sentence-transformers"])
             for name, of in rates.items():
-                best = max(one.texts_a_second for one in of)
-                least = min(of, key=lambda one: one.cpu_ms_a_text)
-                parts = [f"{service} {ms:.3f}" for service, ms in least.cpu_ms.items() if service]
-                print(
-                    f"batch {batch}: {name}: {best:.0f} texts a second, "
-                    f"{least.cpu_ms_a_text:.2f} CPU ms each {', '.join(parts)}".rstrip()
-                )
+                print(f"batch {batch}: {name}: {told(of, other)}", flush=True)
     finally:
         server.terminate()
         server.wait(30)

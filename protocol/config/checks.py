@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.protocol.config.adapters import MAX_NAME, contradictions_of_adapters
 from penstock.protocol.config.api_keys import read_api_keys
+from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
 from penstock.protocol.config.host_checks import (
@@ -60,6 +61,7 @@ def contradictions(
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),
         *contradictions_of_speculation(config, sources),
+        *contradictions_of_determinism(config),
         *_network(config, sources),
         *_serving(config, sources),
         *_model(config, sources, info),
@@ -239,7 +241,7 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     reached = server.published_host or server.host
     yield from _uds(config, sources)
     is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
-    _, _, port = server.host.partition(":")
+    port = server.host.partition(":")[2]
     if port.isdecimal():
         yield f"--host {server.host}: the port has a flag of its own, --port {port}"
     elif not (is_within or server.has_keys or server.insecure):

@@ -300,6 +300,13 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     null_step_ms: Annotated[
         float, Meta(ge=0.0, le=60_000.0, description="Time of one step of the null device.")
     ] = 0.0
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="Compute each row in one order of sums, so that the answer of a seed is "
+            "the same whatever runs beside it; slower on a GPU."
+        ),
+    ] = False
 
 
 class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):

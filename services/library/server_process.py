@@ -33,6 +33,13 @@ class ServerFailed(RuntimeError):
     """The server could not start, or has ended. Carries what it said last."""
 
 
+def _advice(name: str, known: Mapping[str, Any]) -> str:
+    """What to do about a name that is no setting of the library."""
+    if name in fields():
+        return ": it is for clients over HTTP (`penstock serve`)"
+    return FOREIGN_SETTINGS.advice(name, list(known))
+
+
 def arguments_for(settings: Mapping[str, Any], caller: str = "LLM") -> list[str]:
     """Keyword arguments as the flags of ``penstock serve``. caller: the class that took them.
 
@@ -41,7 +48,7 @@ def arguments_for(settings: Mapping[str, Any], caller: str = "LLM") -> list[str]
     known = fields(GROUPS)
     unknown = [name for name in settings if name not in known]
     if unknown:
-        told = "; ".join(name + FOREIGN_SETTINGS.advice(name, known) for name in unknown)
+        told = "; ".join(name + _advice(name, known) for name in unknown)
         raise TypeError(f"{caller}() has no setting {told}")
     resolve(GROUPS, dict(settings), {})
     arguments = []

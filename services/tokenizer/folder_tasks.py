@@ -5,6 +5,7 @@ normalization and activations."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -95,6 +96,16 @@ def _judged(logits: npt.NDArray[np.float64], activation: Activation) -> npt.NDAr
     return logits[1:] - logits[:1]
 
 
+def _check_within(ids: bytes, longest: int) -> None:
+    length = len(ids) // TOKEN_BYTES
+    if length > longest:
+        raise window_exceeded(
+            f"the input is too long: it has {length} tokens; this model takes at most "
+            f"{longest}: shorten it, or send truncate_prompt_tokens",
+            "input",
+        )
+
+
 class FolderTasks:
     """What a tokenizer knows of its model's tasks."""
 
@@ -108,6 +119,28 @@ class FolderTasks:
     def longest(self, max_model_len: int) -> int:
         """Tokens of a prompt, at most: behind one that is computed in chunks, a token is drawn."""
         return max_model_len if self.pooling.encoder else max_model_len - 1
+
+    def encode_all(
+        self, prompts: Sequence[Prompt], work: Work, text_model: TextModel, max_model_len: int
+    ) -> Iterator[EncodedPrompt]:
+        """What ``encode`` makes of each, in their order. Texts that are neither long nor cut are
+        encoded together, by several threads."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, PromptText)]
+        kinds, longest = {text.add_special_tokens for text in texts}, self.longest(max_model_len)
+        cut = work.params.truncate_prompt_tokens is not None
+        if not 1 < len(texts) == len(prompts) or len(kinds) > 1 or cut or work.head.accepted:
+            yield from (self.encode(one, work, text_model, max_model_len) for one in prompts)
+            return
+        asked = work.pooling or NOTHING_ASKED
+        self._check_dimensions(asked, work.head.task)
+        ahead = self._lower(self._prompt(asked))
+        whole = [ahead + self._lower(text.text) for text in texts]
+        if max(map(len, whole)) > text_model.short(max_model_len):
+            yield from (self.encode(one, work, text_model, max_model_len) for one in prompts)
+            return
+        for ids in text_model.encode_texts(whole, kinds.pop()):
+            _check_within(ids, longest)
+            yield EncodedPrompt(ids)
 
     def encode(
         self, prompt: Prompt, work: Work, text_model: TextModel, max_model_len: int
@@ -151,13 +184,8 @@ class FolderTasks:
                 found = EncodedPrompt(ids if keep is None else ids[: TOKEN_BYTES * keep])
             case _:
                 raise PromptError(f"the task {task!r} takes no chats", "messages")
-        length = len(found.ids) // TOKEN_BYTES
-        if length > longest and not accepted:
-            raise window_exceeded(
-                f"the input is too long: it has {length} tokens; this model takes at most "
-                f"{longest}: shorten it, or send truncate_prompt_tokens",
-                "input",
-            )
+        if not accepted:
+            _check_within(found.ids, longest)
         return found
 
     def _pair(

@@ -90,7 +90,8 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
         )
     if asked > room and not work.fits_window:
         raise window_exceeded(
-            f"the prompt has {length} tokens and max_tokens is {asked}, together "
+            f"the prompt has {length} {'token' if length == 1 else 'tokens'} and max_tokens is "
+            f"{asked}, together "
             f"{length + asked}; the maximum context length is {max_model_len} tokens "
             f"(--max-model-len): shorten the prompt or ask for at most {room}",
             "max_tokens",

@@ -125,9 +125,10 @@ def encode_inputs(
         raise PromptError(f"{len(prompts)} prompts came for {len(work.choices)} choices", "input")
     accepted, limit = work.head.accepted, max_model_len + 1  # it was checked exactly before
     ids, lengths, seconds = list[bytes](), list[int](), list[int]()
+    encoded = folder_tasks.encode_all(prompts, work, text_model, max_model_len)
     for number, prompt in enumerate(prompts):
         try:
-            found = folder_tasks.encode(prompt, work, text_model, max_model_len)
+            found = next(encoded)
             checked = prompt, found.ids, info.vocab_size, limit, "input"
             lengths.append(_check_prompt(*checked, accepted=accepted))
         except PromptError as error:

@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 
 from penstock.protocol.config import Config
+from penstock.protocol.config.derive import CORES_A_FRONTEND
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, fingerprint, read_model_info
 from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
@@ -383,4 +384,6 @@ class TokenizerService(AsyncService):
 
 def run(config: Config) -> int:
     """Run a tokenizer until SIGTERM. Returns the exit code. Raises ``BadModelFolder``."""
+    # Of the tokenizers library: the cores that serve has for each tokenizer.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(min(CORES_A_FRONTEND, os.cpu_count() or 1)))
     return TokenizerService(config).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,19 @@ class TextModel:
             case Pair():
                 raise PromptError("a pair of texts is no prompt to be continued", "prompt")
 
+    def encode_texts(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
+        """int32 ids of each, as ``encode`` makes them, by several threads."""
+        encoded = self.tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return [_to_bytes(one.ids) for one in encoded]
+
+    @staticmethod
+    def short(tokens: int) -> int:
+        """Characters of a text that is encoded whole, whatever comes of it, where it may have so
+        many tokens."""
+        return _LONG_TOKEN * tokens
+
     def encode_cut(
         self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
     ) -> bytes:
@@ -342,7 +356,7 @@ class TextModel:
         """
         if max_tokens is None:
             return
-        size = _LONG_TOKEN * max_tokens
+        size = self.short(max_tokens)
         while size < len(text):
             count = len(_encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:

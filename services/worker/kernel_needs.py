@@ -101,6 +101,8 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
     """
     if config.cluster.world_size > 1:
         return "kernels of a model that is divided are compiled when they are first launched"
+    if config.device.deterministic:
+        return "kernels of --deterministic are compiled when they are first launched"
     shape = read_shape(info, config)
     longest, planner = config.model.max_model_len or info.max_model_len, Planner(info, device)
     model = attention = coded = None

@@ -57,6 +57,8 @@ class LoadedModel(NamedTuple):
     """Of its KV memory."""
     adapters: ModelAdapters | None = None
     """Of rows that ask for one."""
+    deterministic: bool = False
+    """Whether kernels add up in one order."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
@@ -74,6 +76,10 @@ class LoadedModel(NamedTuple):
         from penstock.services.worker.adapters.device_adapters import DeviceAdapters
         from penstock.services.worker.gpu.decoder import dense_executor
 
+        if self.deterministic:
+            from penstock.services.worker.gpu.fixed_decoder import FixedDecoder
+
+            return dense_executor(*self.kernels, capacity, decoder=FixedDecoder)
         adapters = self.adapters if isinstance(self.adapters, DeviceAdapters) else None
         return dense_executor(*self.kernels, capacity, self.compression, self.kind, adapters)
 

@@ -222,7 +222,8 @@ class ModelExecutor(DirectExecutor):
         tokens, bad, logprobs, failures = self._choose(step, hidden)
         not_finite, banned = causes(bad)
         states = partial(self._states, step, hidden)
-        pooled, undone = pool_rows(self.slots, step, self.tasks, states, generates=self.generates)
+        named, count = self.slots.task_rows(step), len(step.sampled)
+        pooled, undone = pool_rows(named, count, self.tasks, states, generates=self.generates)
         failures = [*failures, *self.slots.unreadable_rows(step), *undone]
         prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
         self.slots.finish(step, tokens)

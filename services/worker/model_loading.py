@@ -18,6 +18,7 @@ from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
+from penstock.services.worker.determinism import check_deterministic
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.first_steps import executor_of, run_first
@@ -118,6 +119,7 @@ def _load(
         kernels = kernels_for(model, config.cache.block_size)
     kernels = adapter_loading.kernels_for_adapters(config, kernels)
     check_kernels(config, device, kernels if isinstance(kernels, str) else "")
+    check_deterministic(config, model, kernels)
     in_places = isinstance(kernels, DenseModel)
     adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
@@ -159,6 +161,8 @@ def subject_of(
         return LoadedModel(model, kernels, attention, kind=kind, adapters=adapters)
     if isinstance(kernels, AttentionAlone):
         return LoadedModel(model, kernels, kind=kind)
+    if config.device.deterministic:
+        return LoadedModel(model, kernels, deterministic=True)
     compression = choose_compression(kernels, config, progress) if compresses else None
     return LoadedModel(model, kernels, compression=compression, kind=kind, adapters=adapters)
 

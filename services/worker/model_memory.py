@@ -10,7 +10,13 @@ from penstock.protocol.config.machine import free_host_bytes
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.device_memory import DeviceMemory, measure_step
-from penstock.services.worker.gpu.static_memory import ExecutorSizes, of_profile, static_parts
+from penstock.services.worker.gpu.kernel_choice import not_hopper
+from penstock.services.worker.gpu.static_memory import (
+    ExecutorSizes,
+    of_profile,
+    static_parts,
+    widens_keys,
+)
 from penstock.services.worker.loaded_model import AttentionAlone, LoadedModel
 from penstock.services.worker.memory import EXTRA_BLOCKS, blocks_for
 from penstock.services.worker.memory_account import (
@@ -116,10 +122,14 @@ class ModelMemory:
         has measured a total."""
         alone = isinstance(kernels, AttentionAlone)
         count = multiprocessors()
-        profile = ExecutorSizes(kernels.config, profiled, self._item, alone, count)
+        widens = widens_keys(
+            kernels.config, self._config.cache.kv_kind, self._item, self._full.block_size,
+            hopper=not not_hopper(),
+        )  # fmt: skip
+        profile = ExecutorSizes(kernels.config, profiled, self._item, alone, count, widens=widens)
         taken = sum(part.num_bytes for part in static_parts(profile))
         adapted = self._subject.adapters is not None
-        sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count, adapted)
+        sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count, adapted, widens)
         return of_profile(sizes, max(0, measured - taken))
 
     def _tokens(self) -> int:

@@ -67,8 +67,9 @@ class NullExecutor(DirectExecutor):
             words = _certain(chunk.predicted, listed)
             prompts.append(chunk_logprobs(chunk, words, int(listed[0])))
         pooled, failures = pool_rows(
-            slots, step, self.tasks, partial(_hidden, slots, step), generates=self.generates
-        )
+            slots.task_rows(step), len(step.sampled), self.tasks, partial(_hidden, slots, step),
+            generates=self.generates,
+        )  # fmt: skip
         failures += slots.unreadable_rows(step)
         slots.finish(step, tokens)
         if self._step_seconds:

@@ -26,6 +26,7 @@ from penstock.services.worker.gpu.static_memory import (
     LIBRARY_BYTES,
     ExecutorSizes,
     of_profile,
+    widens_keys,
 )
 from penstock.services.worker.gpus import GPUS, Gpu
 from penstock.services.worker.kv_cache_checks import check_for_gpu
@@ -178,19 +179,24 @@ class Planner:
         parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
         if kernels is not None:
             adapters = _adapters(config, shape, item)
-            count = self.device.multiprocessors
-            parts += of_profile(
-                ExecutorSizes(kernels, sizes, item, False, count, adapted=bool(adapters)), 0
-            )
+            executor = self._sizes(config, kernels, sizes, item, alone=False)
+            parts += of_profile(replace(executor, adapted=bool(adapters)), 0)
             parts += adapters
             parts += self._compressed(config, shape, item) if compressed else []
         elif alone is not None:
-            executor = ExecutorSizes(alone, sizes, item, True, self.device.multiprocessors)
+            executor = self._sizes(config, alone, sizes, item, alone=True)
             parts += of_profile(executor, activations(shape, executor.rows, item))
         else:
             parts += plain_parts(shape, sizes, item, "cuda")
         device = self.device
         return cuda_account(config, device.name, device.total, parts, device.outside, block)
+
+    def _sizes(
+        self, config: Config, form: DenseConfig, sizes: EngineSizes, item: int, *, alone: bool
+    ) -> ExecutorSizes:
+        kind, block_size = config.cache.kv_kind, config.cache.block_size
+        widens = widens_keys(form, kind, item, block_size, hopper=self.device.hopper)
+        return ExecutorSizes(form, sizes, item, alone, self.device.multiprocessors, widens=widens)
 
     def type_name(self, config: Config) -> str:
         return type_name(config, self.info, on_cpu=self.device.is_cpu)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.steps import RowFailure
 from penstock.protocol.wire.messages.tokens import RowPooled
-from penstock.services.worker.slots import PlannedStep, SlotTable
 
 States = npt.NDArray[np.float32]
 Hidden = Callable[[list[int]], States]
@@ -51,17 +50,17 @@ def floats(values: States) -> bytes:
 
 
 def pool_rows(
-    slots: SlotTable,
-    step: PlannedStep,
+    named: Mapping[int, str],
+    count: int,
     tasks: Mapping[str, PromptTask],
     hidden: Hidden,
     *,
     generates: bool = True,
 ) -> tuple[list[RowPooled], list[RowFailure]]:
     """The payloads of a step's rows that have a task, and the rows that get nothing: their task is
-    not done here, or failed. generates: rows without a task get a token from somebody else."""
-    named = dict(slots.task_rows(step))
-    failures = [] if generates else _no_tokens(len(step.sampled), named)
+    not done here, or failed. named: ``SlotTable.task_rows``; count: of all rows. generates: rows
+    without a task get a token from somebody else."""
+    failures = [] if generates else _no_tokens(count, named)
     if not named:
         return [], failures
     pooled: list[RowPooled] = []

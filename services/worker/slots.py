@@ -281,12 +281,12 @@ class SlotTable:
         self._latest = new.sampling, sampling
         return sampling
 
-    def task_rows(self, step: PlannedStep) -> list[tuple[int, str]]:
-        """Row and task of the slots that have one."""
+    def task_rows(self, step: PlannedStep) -> dict[int, str]:
+        """Task of each row whose slot has one, ascending."""
         if not self._tasks:
-            return []
+            return {}
         slots = enumerate(step.sampled.tolist())
-        return [(row, self._tasks[slot]) for row, slot in slots if slot in self._tasks]
+        return {row: self._tasks[slot] for row, slot in slots if slot in self._tasks}
 
     def task_chunks(self, step: PlannedStep) -> set[int]:
         """Slots that have a task, and a chunk in this step."""

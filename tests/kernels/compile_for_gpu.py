@@ -38,6 +38,8 @@ from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
+from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_linear import fixed_linear
 from penstock.kernels.gpu.fp8_linear import CODES, fp8_block_linear, quantize_rows
 from penstock.kernels.gpu.fp8_rows import (
     add_rms_norm_fp8,
@@ -76,8 +78,10 @@ from penstock.kernels.gpu.sampler_memory import (
 )
 from penstock.kernels.gpu.sampler_stages import sampler_stages
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
+from penstock.kernels.gpu.split_linear import ACTIVATIONS, SplitWeight, split_linear
 from penstock.kernels.gpu.surprise import surprise
 from penstock.kernels.gpu.token_history import add_tokens, ban_words
+from penstock.kernels.gpu.widen_cache import Contexts, wide_cache, widen_cache
 from penstock.kernels.gpu.word_linear import word_linear
 from penstock.kernels.gpu.word_weight import why_not, word_weight
 from penstock.kernels.low_rank import StackedLowRank
@@ -235,6 +239,22 @@ def low_rank(dtype: torch.dtype) -> None:
                 expand(out, layer, numbers, step, small)
 
 
+def fixed_order(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    """Products and attention whose sums have one order."""
+    for outputs in (512, 40_000):
+        weight = torch.zeros(outputs, 384, dtype=dtype)
+        for rows in (1, 100, 1000):
+            x, out = (torch.zeros(rows, size, dtype=dtype) for size in (384, outputs))
+            fixed_linear(x, weight, None, out)
+    keys, values = torch.zeros(2, 4, kv_heads, 16, dim, dtype=dtype)
+    numbers, rows_of = torch.zeros(4, 16, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    out = torch.zeros(4, heads, dim, dtype=dtype)
+    for chunks in (None, (rows_of, rows_of)):
+        batch = DecodeBatch(rows_of, rows_of, numbers)
+        place_rows(batch, chunks, rows_of, rows_of, numbers)
+    fixed_attention(out, numbers, 1, numbers, LayerCache(keys, values), out, 0.1)
+
+
 def sample(vocab: int, dtype: torch.dtype) -> None:
     """Every kernel of the sampler, once."""
     device = torch.device("cpu")
@@ -306,6 +326,8 @@ def caches_of_codes(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> 
             qkv, batch, turns, cache, out, space, 1e-6, scores=Scores(0.1, 32, 2.0)
         )  # fmt: skip
         prefill_attention.prefill_attention(out, numbers, 1, numbers, cache, out)
+        wide = wide_cache(4, kv_heads, 16, dim, numbers, dtype)
+        widen_cache(Contexts(torch.zeros(5, dtype=torch.int32), rows), numbers, cache, wide)
 
 
 def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -316,8 +338,21 @@ def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype)
     bias = DistanceBias(torch.zeros(heads, 257), 128)
     for window, added in ((0, None), (64, None), (0, bias)):
         packed_attention(query, key, value, tiles, out, 0.1, window, added)
+    if dtype == torch.float32:
+        split_products()
     for kind in KINDS:
         pool_rows(out.flatten(1), spans, kind, torch.zeros(2, heads * dim))
+
+
+def split_products() -> None:
+    """Products of fp32 from parts in bfloat16, of few rows and of many."""
+    weight = SplitWeight(*torch.zeros(2, 768, 64, dtype=torch.bfloat16))
+    for rows in (16, 512, 2048):
+        x, residual = torch.zeros(rows, 64), torch.zeros(rows, 768)
+        split_linear(x, weight, None, residual)
+        split_linear(x, weight, residual[0])
+    for activation in ACTIVATIONS:
+        split_linear(x, weight, None, activation=activation)
 
 
 def steps(config: DenseConfig, block_size: int, dtype: torch.dtype) -> None:
@@ -361,6 +396,7 @@ def main() -> None:
         summed(dtype, heads * 1280, kv_heads + 1)
         quantized(dtype)
         low_rank(dtype)
+        fixed_order(heads, kv_heads, dim, dtype)
         prompts_of_encoders(heads, kv_heads, dim, dtype)
         patterns(heads, kv_heads, dim, dtype)
         caches_of_codes(heads, kv_heads, dim, dtype)

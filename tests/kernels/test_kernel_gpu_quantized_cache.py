@@ -26,6 +26,7 @@ from penstock.kernels.gpu.decode_attention import decode_attention, decode_works
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix
+from penstock.kernels.gpu.widen_cache import Contexts, unit_for, wide_cache, widen_cache
 
 CODES = [torch.int8, torch.float8_e4m3fn]
 ROUNDED = {torch.int8: 0.012, torch.float8_e4m3fn: 0.04 if ON_GPU else 0.08}
@@ -252,3 +253,29 @@ def test_a_nan_or_an_infinity_is_not_lost(codes: torch.dtype) -> None:
         values = paged.context(index, case.lengths[index] + 1)[1][-1]
         assert values[head].isnan().any()
         assert values[1 - head].isfinite().all()
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", of_both(SMALL, REAL), ids=str)
+def test_widened_keys_and_values_are_what_codes_stand_for_each_sequence_behind_the_other(
+    case: Case, dtype: torch.dtype, codes: torch.dtype
+) -> None:
+    paged = QuantizedPaged(case, dtype, 1, codes)
+    unit, most = unit_for(case.block_size), len(case.lengths)
+    chosen = [index for index, length in enumerate(case.lengths) if length][::-1]
+    counts = [-(-case.lengths[index] // unit) for index in chosen]
+    firsts = [sum(counts[:place]) for place in range(len(counts))]
+    total = sum(counts)
+    contexts = Contexts(
+        on_device(firsts + [total] * (most + 1 - len(firsts))),
+        on_device(chosen + [0] * (most - len(chosen))),
+    )
+    wide = wide_cache(total, case.kv_heads, case.block_size, case.dim, paged.table, dtype)
+    widen_cache(contexts, paged.table, paged.cache, wide)
+    for index in chosen:
+        length = case.lengths[index]
+        place = torch.arange(length, device=DEVICE)
+        blocks = wide.table[index].long()[place // case.block_size]
+        for found, wanted in zip(wide[:2], paged.context(index, length), strict=True):
+            assert torch.equal(found[blocks, :, place % case.block_size], wanted.to(dtype))

@@ -30,6 +30,7 @@ CONSTANTS = {
     ),
     ("quantized_linear", "QuantizedConstants"): ("quantized_linear", "_quantized_kernel"),
     ("gated_linear_hopper", "GatedConstants"): ("gated_linear_hopper", "_gated_kernel"),
+    ("widen_cache", "WidenConstants"): ("widen_cache", "_widen_kernel"),
 }  # fmt: skip
 """Structs of a launch's constants, and the kernels that they are for."""
 

@@ -245,6 +245,14 @@ def test_a_folder_that_is_not_there_is_refused_with_a_hint(tmp_path: Path) -> No
         read_model_info(tmp_path)
 
 
+def test_the_present_folder_is_named_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadModelFolder, match=f"^{tmp_path}/config.json: no such file"):
+        read_model_info(".")
+
+
 def test_other_things_in_place_of_the_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(BadModelFolder, match=r"config.json: (Is a directory|not a regular file)"):

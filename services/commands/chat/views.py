@@ -70,6 +70,9 @@ class PlainView:
             self._write("\n")
         for call in answer.calls:
             self._write(f"{called(call)}\n")
+        if answer.empty and answer.finish == "length":
+            reason = "the limit of tokens was reached before the answer began; raise --max-tokens"
+            print(f"penstock: {reason}", file=sys.stderr)
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text)

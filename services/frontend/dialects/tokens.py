@@ -142,7 +142,7 @@ class DetokenizeDialect:
     ) -> GenerateRequest:
         body = decode_body(raw, DetokenizeBody, pause or no_pause)
         model, name = find_model(body.model, models)
-        check_vocabulary(body.tokens, "tokens", model.vocab_size)
+        check_vocabulary(body.tokens, "tokens", model.vocab_size, param="tokens")
         ids = array("i", body.tokens)
         if sys.byteorder == "big":
             ids.byteswap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "silu": silu,
 }
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 class Norm:
@@ -48,7 +53,22 @@ class _Layer:
         if f"{attention_norm}.weight" in tensors:
             self._attention_norm = Norm(tensors, attention_norm, model.eps)
         self._mlp_norm = Norm(tensors, ahead + names.mlp_norm, model.eps)
-        self._activate = _ACTIVATIONS[model.activation]
+        self._activation, self._activate = model.activation, _ACTIVATIONS[model.activation]
+
+    @property
+    def linears(self) -> LayerLinears[Linear]:
+        return self._linears
+
+    def with_linears(self, changed: Callable[[Linear, str], Linear]) -> _Layer:
+        """See ``Encoder.with_linears``."""
+        found, (qkv, output, up, down) = copy(self), self._linears
+        activation = "" if self._gated else self._activation
+        found._linears = LayerLinears(
+            changed(qkv, ""), changed(output, ""), changed(up, activation), changed(down, "")
+        )
+        if activation:
+            found._activate = _as_it_is
+        return found
 
     def __call__(self, x: Tensor, attention: RowAttention, rotation: Tensor | None) -> Tensor:
         if self._pre_norm:
@@ -100,6 +120,18 @@ class Encoder:
     @property
     def device(self) -> torch.device:
         return self._words.device
+
+    @property
+    def linears(self) -> LayerLinears[Linear]:
+        """Of the first layer."""
+        return self._layers[0].linears
+
+    def with_linears(self, changed: Callable[[Linear, str], Linear]) -> Encoder:
+        """The same encoder with what is made of the linear layers of its layers and of the name of
+        the activation behind each, which is then left to it; empty: there is none."""
+        found = copy(self)
+        found._layers = [layer.with_linears(changed) for layer in self._layers]
+        return found
 
     def __call__(self, rows: PackedRows) -> Tensor:
         """[N, hidden]."""

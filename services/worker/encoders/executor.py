@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,17 +14,18 @@ import torch
 from penstock.protocol.pooling import PoolingKind
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.packed_rows import PackedRows, Prompt, pack
 from penstock.services.worker.encoders.pooled import Head, pool
+from penstock.services.worker.encoders.prompt_slots import PlannedPrompts, PromptSlots
 from penstock.services.worker.encoders.throttle import Throttle
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import States, pool_rows
-from penstock.services.worker.slots import PlannedStep, SlotTable
 
 if TYPE_CHECKING:
-    from penstock.services.worker.encoders.gpu_steps import GpuSteps
+    from penstock.services.worker.encoders.gpu_steps import GpuSteps, StartedStep
 
 YIELDING = 10
 """Niceness of steps beside other models on a CPU: who decodes beside them has nine tenths of a core
@@ -31,6 +33,10 @@ that both want, and keeps its pace; a batch of texts has whatever else there is.
 
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """By how much kernels may differ from torch, relative to the largest number of a prompt."""
+
+_NOTHING: States = np.empty((0, 0), np.float32)
+_SPLIT_TOLERANCE = 1e-4
+"""Likewise, where products are computed from bfloat16 parts."""
 
 
 class StatesOf(Protocol):
@@ -41,6 +47,12 @@ class StatesOf(Protocol):
 
     def __call__(self, rows: PackedRows) -> torch.Tensor:
         """[N, hidden]."""
+
+
+class _Started(NamedTuple):
+    planned: PlannedPrompts
+    step: StartedStep
+    launched: float
 
 
 class EncoderExecutor(DirectExecutor):
@@ -65,39 +77,88 @@ class EncoderExecutor(DirectExecutor):
         self.summary = f"an encoder, {threads} threads" if encoder.device.type == "cpu" else ""
         self.generates = False
         self._encoder, self._head, self._kind = encoder, head, kind
-        self._slots = SlotTable(capacity)
+        self._slots = PromptSlots(capacity)
         self._threads = threads
         self._yields = yields
         self._encoder_dtype = dtype
         self._on_gpu: GpuSteps | None = None
+        self._started: deque[_Started] = deque()
+        self._last_end = 0.0
         self._throttle: Throttle | None = None
 
     def use_kernels(self, throttle: Throttle | None) -> str:
         """Compute by the kernels for GPUs from now on. throttle: of steps beside others who compute
         on the device. Returns why not, where they fail or differ from torch on prompts made up."""
-        from penstock.services.worker.encoders.gpu_steps import GpuSteps
-
         prompts = _made_up_prompts(self.capacity)
-        wanted, sizes = self.compute(prompts), self.capacity
+        wanted = self.compute(prompts)
+        reason = _with_split_linears(self._encoder)
+        if not isinstance(reason, str):
+            reason = self._use_steps(reason, prompts, wanted, _SPLIT_TOLERANCE)
+        plain = reason
+        if plain:
+            tolerance = _TOLERANCE[self._encoder_dtype]
+            reason = self._use_steps(self._encoder, prompts, wanted, tolerance)
+        if reason or self._on_gpu is None:
+            return reason
+        self._throttle = throttle
+        none = self._on_gpu.why_none
+        graphs = f"no graphs: {none}" if none else "graphs"
+        products = f"torch's products: {plain}" if plain else "products of two bfloat16 parts"
+        self.summary = f"an encoder, attention by our kernel, {products}, {graphs}"
+        return ""
+
+    def _use_steps(
+        self, encoder: StatesOf, prompts: list[Prompt], wanted: States, tolerance: float
+    ) -> str:
+        """Compute by kernels and this encoder from now on. Returns why not."""
+        from penstock.services.worker.encoders.gpu_steps import MOST_STARTED, GpuSteps
+
+        sizes = self.capacity
         try:
             steps = GpuSteps(
-                self._encoder, self._head, self._kind, sizes.max_num_batched_tokens,
-                sizes.max_num_seqs,
-            )  # fmt: skip
+                encoder, self._head, self._kind, sizes.max_num_batched_tokens, sizes.max_num_seqs
+            )
             found = [steps.compute(prompts), steps.compute(prompts[-1:])]
         except Exception as failure:  # of a compiler, a driver or a launch
             return short(failure)
         apart = max(_apart(found[0], wanted), _apart(found[1], wanted[-1:]))
-        if not apart <= _TOLERANCE[self._encoder_dtype]:
+        if not apart <= tolerance:
             return f"their numbers differ from torch's by {apart:.2g}"
-        self._on_gpu, self._throttle = steps, throttle
-        graphs = f"no graphs: {steps.why_none}" if steps.why_none else "graphs"
-        self.summary = f"an encoder, attention by our kernel, {graphs}"
+        self._encoder, self._on_gpu, self.max_in_flight = encoder, steps, MOST_STARTED
         return ""
 
     def reset(self) -> None:
+        while self._started:
+            self._started.popleft().step.values()  # what it reads and writes is another's by then
         super().reset()
         self._slots.reset()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._started) + super().in_flight
+
+    def launch(self, plan: StepPlan) -> None:
+        if self._on_gpu is None or self._throttle is not None:
+            super().launch(plan)
+            return
+        launched = time.perf_counter()
+        try:
+            planned = self._slots.apply(plan)
+            started = self._on_gpu.start(planned.prompts)
+        except BaseException:
+            self._slots.reset()
+            raise
+        self._started.append(_Started(planned, started, launched))
+
+    def finished(self, wait: bool = False) -> StepResult | None:
+        if not self._started:
+            return super().finished(wait)
+        if not (wait or self._started[0].step.is_over):
+            return None
+        planned, step, launched = self._started.popleft()
+        values, now = step.values(), time.perf_counter()
+        seconds, self._last_end = now - max(launched, self._last_end), now
+        return self._result(planned, values, seconds)
 
     def execute(self, plan: StepPlan) -> StepResult:
         begun = time.perf_counter()
@@ -107,39 +168,25 @@ class EncoderExecutor(DirectExecutor):
             this = threading.get_native_id()
             niceness = max(YIELDING, os.getpriority(os.PRIO_PROCESS, this))
             os.setpriority(os.PRIO_PROCESS, this, niceness)
-        slots = self._slots
         try:
-            step = slots.apply(plan)
-            values, first = self._values(step), len(step.decoding)
-            pooled, failures = pool_rows(
-                slots, step, self.tasks, lambda rows: values[np.array(rows) - first],
-                generates=False,
-            )  # fmt: skip
-            tokens = np.zeros(len(step.sampled), np.int32)
-            slots.finish(step, tokens)
+            planned = self._slots.apply(plan)
+            values = self.compute(planned.prompts) if planned.prompts else _NOTHING
         except BaseException:
-            slots.reset()
+            self._slots.reset()
             raise
-        seconds = time.perf_counter() - begun
-        return StepResult(
-            plan.epoch, plan.step, tokens.astype("<i4").tobytes(), [], seconds,
-            failures=failures, pooled=pooled,
-        )  # fmt: skip
+        return self._result(planned, values, time.perf_counter() - begun)
 
-    def _values(self, step: PlannedStep) -> States:
-        """[prompts, numbers] of a step's prompts, in the order of their rows. Rows of those who
-        want tokens, which nobody should have sent here, fail alone."""
-        rows = self._slots.task_rows(step)
-        if rows and rows[0][0] < len(step.decoding):
-            raise ValueError("a slot is planned on behind the end of its prompt")
-        if not all(chunk.sample for chunk in step.chunks):
-            raise ValueError("an encoder computes whole prompts alone")
-        if not step.chunks:
-            return np.empty((0, 0), np.float32)
-        prompts = [
-            Prompt(chunk.tokens, int(self._slots.second[chunk.slot])) for chunk in step.chunks
-        ]
-        return self.compute(prompts)
+    def _result(self, step: PlannedPrompts, values: States, seconds: float) -> StepResult:
+        """values: [prompts, numbers], in the order of their rows. Rows of those who want tokens,
+        which nobody should have sent here, fail alone."""
+        pooled, failures = pool_rows(
+            step.named, step.total, self.tasks, lambda rows: values[np.array(rows) - step.first],
+            generates=False,
+        )  # fmt: skip
+        return StepResult(
+            step.epoch, step.step, bytes(4 * step.total), [], seconds, failures=failures,
+            pooled=pooled,
+        )  # fmt: skip
 
     def compute(self, prompts: list[Prompt]) -> States:
         """[prompts, numbers] in their order: pooled states, or logits."""
@@ -160,6 +207,19 @@ class EncoderExecutor(DirectExecutor):
         values = np.empty_like(found)
         values[rows.order] = found
         return values
+
+
+def _with_split_linears(encoder: StatesOf) -> Encoder | str:
+    """The encoder with ``SplitLinear``; or why it stays as it is."""
+    from penstock.services.worker.encoders.split_linear import SplitLinear, why_not_split
+
+    if not isinstance(encoder, Encoder):
+        return "a decoder's layers"
+    try:
+        with torch.inference_mode():
+            return why_not_split(encoder.linears.up) or encoder.with_linears(SplitLinear)
+    except Exception as failure:  # of a compiler, a driver or a launch
+        return short(failure)
 
 
 def _made_up_prompts(sizes: EngineSizes) -> list[Prompt]:

@@ -5,7 +5,8 @@
 
 What a prompt attends to and where it ends is read from memory, so a graph serves any prompts. Its
 rows are filled up to its size; nothing of a prompt depends on them. Larger steps are launched
-kernel by kernel: the device is busy with them for longer than the host is with launches.
+kernel by kernel: the device is busy with them for longer than the host is with launches. Nobody
+waits for a step until its numbers are asked for, so the next one is prepared meanwhile.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from penstock.services.worker.pooling import States
 
 GRAPH_ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Rows of the steps that have graphs."""
+MOST_STARTED = 3
+"""Steps that may be started and not over."""
 
 
 class Layers(Protocol):
@@ -72,6 +75,26 @@ class _Size(NamedTuple):
         spans[: 2 * len(found)] = np.array(found, np.int32).ravel()
 
 
+class StartedStep(NamedTuple):
+    """A step whose kernels are on the device's stream."""
+
+    result: Tensor
+    """[prompts, numbers] on the host, once ``event`` has passed; until ``MOST_STARTED`` further
+    steps were started."""
+    event: torch.cuda.Event | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def values(self) -> States:
+        """Waits."""
+        if self.event is not None:
+            self.event.synchronize()
+        found: States = self.result.numpy()
+        return found
+
+
 class GpuSteps:
     """What ``EncoderExecutor`` computes, on a GPU. Used from one thread."""
 
@@ -89,7 +112,13 @@ class GpuSteps:
         self._most_prompts = most_prompts
         self._on_gpu = self._device.type == "cuda"
         most = sum(_Size(most_rows, most_prompts).parts)
-        self._numbers = torch.zeros(most, dtype=torch.int32, pin_memory=self._on_gpu)
+        self._numbers = [
+            torch.zeros(most, dtype=torch.int32, pin_memory=self._on_gpu)
+            for _ in range(MOST_STARTED + 1)
+        ]
+        self._results: list[Tensor] = []
+        """[most prompts, numbers] on the host; each in its turn, as ``_numbers``."""
+        self._turn = 0
         self._inputs = torch.zeros(most, dtype=torch.int32, device=self._device)
         self._graphs: dict[int, tuple[_Size, torch.cuda.CUDAGraph, Tensor]] = {}
         self.why_none = "" if self._on_gpu else "no CUDA device"
@@ -118,11 +147,18 @@ class GpuSteps:
 
     def compute(self, prompts: Sequence[Prompt]) -> States:
         """[prompts, numbers] in their order: pooled states, or logits."""
+        return self.start(prompts).values().copy()
+
+    def start(self, prompts: Sequence[Prompt]) -> StartedStep:
+        """At most ``MOST_STARTED`` may not be over."""
+        if not prompts:
+            return StartedStep(torch.empty(0, 0), None)
         rows = sum(len(prompt.tokens) for prompt in prompts)
         found = next((each for each in sorted(self._graphs) if each >= rows), None)
         size = self._graphs[found][0] if found else _Size(rows, len(prompts))
         count = sum(size.parts)
-        numbers = self._numbers[:count]
+        self._turn = (self._turn + 1) % len(self._numbers)
+        numbers = self._numbers[self._turn][:count]
         plain = numbers.numpy()
         plain[:] = 0
         size.fill(plain, prompts)
@@ -133,9 +169,19 @@ class GpuSteps:
         else:
             with torch.inference_mode():
                 out = self._computed(size)
-        # Waits: the numbers may be written anew when this returns.
-        values: States = out[: len(prompts)].cpu().numpy()
-        return values
+        return self._fetched(out[: len(prompts)])
+
+    def _fetched(self, out: Tensor) -> StartedStep:
+        if not self._results:
+            shape = len(self._numbers), self._most_prompts, out.shape[1]
+            self._results = list(torch.empty(shape, pin_memory=self._on_gpu))
+        result = self._results[self._turn][: len(out)]
+        result.copy_(out, non_blocking=True)
+        if not self._on_gpu:
+            return StartedStep(result, None)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return StartedStep(result, event)
 
     def _computed(self, size: _Size) -> Tensor:
         """[prompts, numbers] fp32 of what stands in ``_inputs``."""

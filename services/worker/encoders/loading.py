@@ -55,6 +55,11 @@ def load_encoder_executor(
             f"--kv-cache-dtype {config.cache.kv_cache_dtype}: {info.architecture} is an encoder, "
             "which keeps no keys and values; leave the flag out"
         )
+    if config.device.deterministic:
+        raise ConfigError(
+            f"--deterministic: {info.architecture} is an encoder, and it is for models that "
+            "generate; leave the flag out"
+        )
     if read_quantization(info) is not None and not attends_both_ways(info):
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: quantization_config: the weights of encoders "

@@ -53,6 +53,7 @@ from penstock.services.worker.models.dense import (
 from penstock.services.worker.models.dense_form import half_tables
 
 if TYPE_CHECKING:
+    from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
     from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 
 
@@ -61,6 +62,7 @@ class GpuDecoder(StepDecoder):
 
     may_wait = False
     space: Workspace
+    attention_class: type[LayerAttention] = LayerAttention
 
     def __init__(
         self,
@@ -90,8 +92,8 @@ class GpuDecoder(StepDecoder):
         )
         with ThreadPoolExecutor(2, "compile") as beside:
             products = beside.submit(self._choose, eps, compressed)
-            gated = beside.submit(choose_gated, weights, self.space, config.activation)
-            self.attention = LayerAttention(
+            gated = beside.submit(self._choose_gated)
+            self.attention = self.attention_class(
                 state,
                 self.space.attention,
                 _head_inputs(config, weights, max_positions),
@@ -121,6 +123,9 @@ class GpuDecoder(StepDecoder):
                 return choose_coded(weights, space, eps, activation)
         return choose_products(weights, space, eps, compressed, activation)
 
+    def _choose_gated(self) -> KernelChoice[HopperGatedLinear | None]:
+        return choose_gated(self.weights, self.space, self.config.activation)
+
     @property
     def kv_pool(self) -> KVPool:
         return self.attention.pool
@@ -136,6 +141,10 @@ class GpuDecoder(StepDecoder):
             f"layers of few rows by the {self.products.summary}; "
             f"gated products of many rows by the {self.gated.summary}"
         )
+
+    @property
+    def widened_room(self) -> tuple[int, int]:
+        return self.attention.widened_room
 
     @property
     def shares_prefixes(self) -> bool:
@@ -207,8 +216,12 @@ class GpuDecoder(StepDecoder):
         if hopper and hopper.head and count <= hopper.bounds[1]:
             hopper.head(0, count, space.logits[:count])
         else:
-            self.weights.lm_head.apply(space.normed[:count], space.logits[:count])
+            self._make_logits(space.normed[:count], space.logits[:count])
         self._cap(space.logits[:count])
+
+    def _make_logits(self, normed: Tensor, logits: Tensor) -> None:
+        """Of as many rows, by the kernel for any number of them."""
+        self.weights.lm_head.apply(normed, logits)
 
     def _cap(self, logits: Tensor) -> None:
         if self.config.logit_softcap:
@@ -223,7 +236,7 @@ class GpuDecoder(StepDecoder):
         self._finish(products, rows)
         sampled = space.projected[:count]  # nothing of the layers is in it any more
         torch.index_select(space.normed, 0, self.state.sample_index[:count], out=sampled)
-        self.weights.lm_head.apply(sampled, space.logits[:count])
+        self._make_logits(sampled, space.logits[:count])
         self._cap(space.logits[:count])
 
     def _finish(self, products: LayerProducts, rows: int) -> None:
@@ -234,7 +247,7 @@ class GpuDecoder(StepDecoder):
     def row_logits(self, first: int, count: int) -> Tensor:
         logits = self.space.logits[:count]
         rows = self.space.normed[first : first + count]
-        self.weights.lm_head.apply(rows, logits)
+        self._make_logits(rows, logits)
         self._cap(logits)
         return logits
 
@@ -260,13 +273,14 @@ def dense_executor(
     compression: Compression | None = None,
     kind: KVCacheKind = "auto",
     adapters: DeviceAdapters | None = None,
+    decoder: type[GpuDecoder] = GpuDecoder,
 ) -> DraftingGpuExecutor:
     """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory;
-    adapters: of rows that ask for one."""
+    adapters: of rows that ask for one; decoder: what computes the steps."""
     compressed = compression or no_compression("nobody has asked for it")
 
     def make(state: BatchState, max_rows: int) -> GpuDecoder:
-        made = GpuDecoder(
+        made = decoder(
             config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
             capacity.max_model_len, max_rows, bool(compressed.linears), kind=kind,
         )  # fmt: skip

@@ -77,8 +77,9 @@ class GpuExecutor:
         with torch.inference_mode():
             state = BatchState(self.slots, self._device)
             self._state = state
-            self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device)
             self.decoder = make_decoder(state, max_rows)
+            widened = self.decoder.widened_room
+            self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device, widened)
             state.finds_shared = self.decoder.shares_prefixes
             vocab_size = self.decoder.vocab_size
             self.sampler = GpuSampler(self.slots, state, vocab_size)

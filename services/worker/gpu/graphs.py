@@ -89,6 +89,10 @@ class StepGraphs:
         for rows in self.decoder.row_classes:
             if rows < self._chunks.max_rows:
                 self.decoder.body(rows, sizes.bounds[0], self._chunks)
+        if self.decoder.widened_room[1]:
+            self._chunks.fit = False
+            self.decoder.body(self._chunks.max_rows, sizes.bounds[0], self._chunks)
+            self._chunks.fit = True
         self.decoder.head_of_all(self._chunks.max_rows, 1)
 
     def _sizes_of(self, most: int) -> GraphSizes:
@@ -178,7 +182,7 @@ class StepGraphs:
         for size in reversed(shared):
             self._shared[size] = record(partial(self.decoder.body, size, size, None, True))
         for rows in reversed(mixed):
-            self._chunks.num_tiles = self._most_tiles(rows)
+            self._chunks.num_tiles, self._chunks.fit = self._most_tiles(rows), True
             for bound in bounds:
                 self._mixed[rows, bound] = record(
                     partial(self.decoder.body, rows, bound, self._chunks)
@@ -202,7 +206,8 @@ class StepGraphs:
         at = bisect_left(self._decode_bounds, num_decode)
         bound = self._decode_bounds[at] if at < len(self._decode_bounds) else num_decode
         graph = self._mixed.get((rows, bound))
-        if graph is not None and self._chunks.num_tiles <= self._most_tiles(rows):
+        covered = self._chunks.fit and self._chunks.num_tiles <= self._most_tiles(rows)
+        if graph is not None and covered:
             graph.replay()
         else:
             self.decoder.body(rows, num_decode, self._chunks)

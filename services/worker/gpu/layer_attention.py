@@ -37,6 +37,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.side_stream import SideStream
+from penstock.services.worker.gpu.widened_prefill import choose_widened_prefill
 from penstock.services.worker.layer_groups import LayerGroups, group_layers
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -78,7 +79,7 @@ class LayerAttention:
         self._state, self._rows, self._heads, self._eps = state, rows, heads, eps
         _, num_heads, dim = rows.query.shape
         kv_heads = (rows.qkv.shape[1] - num_heads) // 2
-        slots, device = len(state.rows), rows.qkv.device
+        device = rows.qkv.device
         grouped = grouped or group_layers(caches)
         if len(state.tables) != max(1, len(grouped.groups)):
             raise ValueError("the capacity is not that of the model's groups of layers")
@@ -90,36 +91,56 @@ class LayerAttention:
         state.pages = self.pool.pages
         self._caches = [self.pool.layer(place) for _, place in grouped.places]
         self._tables = [state.tables[group] for group, _ in grouped.places]
-        of_layers = [cache.keys for cache in self._caches], [cache.values for cache in self._caches]
-        scores = [scores_of(each) for each in caches]
+        self._scores = [scores_of(each) for each in caches]
         width = state.tables[0].shape[1]
         self._listed = [_listed(each, width, device) for each in caches]
-        self._plain = [each.plain for each in scores]
+        self._plain = [each.plain for each in self._scores]
+        self._side = SideStream(device)
+        self._choose(unfit)
+
+    def _choose(self, unfit: str) -> None:
+        """Choose the kernels. unfit: see ``__init__``."""
+        state, rows, scores = self._state, self._rows, self._scores
+        _, num_heads, dim = rows.query.shape
+        kv_heads = (rows.qkv.shape[1] - num_heads) // 2
+        slots, device = len(state.rows), rows.qkv.device
+        of_layers = [cache.keys for cache in self._caches], [cache.values for cache in self._caches]
         shared = shared_prefix(
             state.shared_slot, state.shared_length, slots, num_heads, kv_heads, dim
         )
         split = decode_workspace(slots, num_heads, kv_heads, dim, device)
-        self._triton = TritonDecodeAttention(*of_layers, split, eps, shared, scores)
+        self._triton = TritonDecodeAttention(*of_layers, split, self._eps, shared, scores)
         self._triton_prefill = TritonPrefillAttention(*of_layers, scores)
-        norm = heads[0].query_weight is not None
+        norm = self._heads[0].query_weight is not None
         self.decode = choose_decode_attention(
-            *of_layers, num_heads, slots, norm, eps, self._triton, shared, scores, unfit
+            *of_layers, num_heads, slots, norm, self._eps, self._triton, shared, scores, unfit
         )
         self.prefix = choose_prefix_attention(
-            *of_layers, num_heads, norm, eps, shared, scores, unfit
+            *of_layers, num_heads, norm, self._eps, shared, scores, unfit
         )
         self.prefill = choose_prefill_attention(*of_layers, rows.query, scores)
+        self.widened = choose_widened_prefill(self._caches, rows.query, state.tables[0], scores)
+        """Chunks over quantized KV memory are attended to like this where a step has room."""
         self.least_rows = self.decode.kernels.least_rows
         """The chosen attention runs from so many decode rows on, the Triton kernel below."""
-        self._side = SideStream(device)
 
     @property
     def summary(self) -> str:
+        prefill = self.prefill.summary
+        if self.widened.kernels is not None:
+            prefill = f"{self.widened.summary}, from widened keys and values"
         return (
-            f"prefill attention by the {self.prefill.summary}; "
+            f"prefill attention by the {prefill}; "
             f"decode attention by the {self.decode.summary}; "
             f"that over shared prefixes by the {self.prefix.summary}"
         )
+
+    @property
+    def widened_room(self) -> tuple[int, int]:
+        """Positions that a chunk's context is filled up to where it is widened, and how many times
+        as many there is room for; 0: none is."""
+        widened = self.widened.kernels
+        return (0, 0) if widened is None else (widened.unit, widened.units)
 
     @property
     def shares_prefixes(self) -> bool:
@@ -186,7 +207,10 @@ class LayerAttention:
         )  # fmt: skip
         tiles = chunks.last_tiles if last else chunks.tiles
         step = self._rows.query[:rows], tiles, chunks.num_tiles, table, self._rows.output[:rows]
-        if self._plain[layer]:
+        widened = self.widened.kernels
+        if widened is not None and self._plain[layer] and chunks.fit:
+            widened(layer, *step, chunks.contexts)
+        elif self._plain[layer]:
             self.prefill.kernels(layer, *step)
         else:
             self._triton_prefill(layer, *step, sinks, self._listed[layer])

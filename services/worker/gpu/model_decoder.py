@@ -78,6 +78,10 @@ class ModelDecoder(StepDecoder):
         return f"{self._words}; {self.attention.summary}"
 
     @property
+    def widened_room(self) -> tuple[int, int]:
+        return self.attention.widened_room
+
+    @property
     def shares_prefixes(self) -> bool:
         return self.attention.shares_prefixes
 

@@ -6,7 +6,7 @@ layer what is not inside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -61,6 +61,16 @@ def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[
         return RowsLinear(lambda layer, rows, out: linears[layer].apply(x[:rows], out))
 
     return LayerLinears(*map(made, _places(layers, space, space.normed)))
+
+
+def linears_by(
+    made: Callable[[Tensor, Sequence[Linear]], RowsLinear],
+    layers: list[DenseLayer],
+    space: Workspace,
+) -> LayerLinears[RowsLinear]:
+    """made: of what a linear layer reads, [T, inputs], and that of each layer; with nothing
+    inside."""
+    return LayerLinears(*(made(*place) for place in _places(layers, space, space.normed)))
 
 
 def over_peers(parts: RowsLinear, summed: RowsLinear) -> RowsLinear:

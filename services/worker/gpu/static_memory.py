@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.kernels.cache_kinds import KVCacheKind, widened_units
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.protocol.sampler_parameters import MAX_REDRAWS
 from penstock.protocol.sampling import MAX_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
@@ -18,6 +19,7 @@ from penstock.services.worker.gpu.graph_sizes import (
     FEW_LAYER_NODES,
     FEW_MIXED_ROWS,
     LAYER_NODES,
+    adapted_graph_sizes,
     few_graph_sizes,
     graph_memory,
     graph_sizes,
@@ -36,11 +38,15 @@ _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
 _QUERY_TILE = 128
 """As in ``penstock.kernels.gpu.prefill_attention``."""
-_DECODE_PROGRAMS, _MOST_SPLITS = 8, 32
+_DECODE_PROGRAMS, _MOST_SPLITS = 8, 64
 _PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 2, 64, 16
-"""As in ``penstock.kernels.gpu.decode_attention`` and ``shared_prefix``."""
+"""As in ``penstock.kernels.gpu.decode_shapes`` and ``shared_prefix``."""
 _FIRST_CHANGES, _COLUMNS = 16_384, 21
 """As in ``batch_state``."""
+_LEAST_UNIT = 64
+"""As in ``penstock.kernels.gpu.widen_cache``."""
+_WIDENED_DIMS, _WIDEST_BLOCK = (64, 128), 128
+"""As in ``penstock.kernels.gpu.prefill_attention_hopper``."""
 LIBRARY_BYTES = 64 << 20
 """cuBLAS keeps 32 MiB for each stream that it is used on, on Hopper, and less elsewhere."""
 
@@ -59,6 +65,8 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
     """Of the device."""
     adapted: bool = False
     """Whether steps with adapters have graphs of their own."""
+    widens: bool = False
+    """Whether keys and values of chunks are widened: ``widens_keys``."""
 
     @property
     def rows(self) -> int:
@@ -66,11 +74,25 @@ class ExecutorSizes(msgspec.Struct, frozen=True):
         return max(self.capacity.max_num_batched_tokens, self.capacity.max_num_seqs)
 
     @property
+    def table_width(self) -> int:
+        """Entries of a block table of a slot."""
+        width = -(-self.capacity.max_model_len // self.capacity.block_size)
+        return -(-width // 4) * 4
+
+    @property
     def table_entries(self) -> int:
         """Entries of all block tables."""
-        width = -(-self.capacity.max_model_len // self.capacity.block_size)
         tables = max(1, len(self.capacity.groups)) * self.capacity.max_num_seqs
-        return tables * (-(-width // 4) * 4)
+        return tables * self.table_width
+
+
+def widens_keys(
+    config: DenseConfig, kind: KVCacheKind, item_bytes: int, block_size: int, *, hopper: bool
+) -> bool:
+    """Whether chunks over KV memory of this kind are attended to by a kernel for Hopper that reads
+    the model's type. item_bytes: of that."""
+    fits = item_bytes == 2 and config.head_dim in _WIDENED_DIMS and block_size <= _WIDEST_BLOCK
+    return hopper and kind != "auto" and fits
 
 
 def static_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
@@ -79,7 +101,7 @@ def static_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
     return [
         MemoryPart("step", _workspace(sizes), f"activations of {rows:,} rows"),
         MemoryPart("step", _rotary(sizes)),
-        MemoryPart("step", _batch(sizes) + _attention(sizes)),
+        MemoryPart("step", _batch(sizes) + _attention(sizes) + _widened(sizes)),
         MemoryPart("sampler", _logits(sizes), f"logits of {slots:,} rows"),
         MemoryPart("sampler", _sampler(sizes)),
         MemoryPart("grammars", _masks(sizes), "masks"),
@@ -98,7 +120,8 @@ def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
         made, nodes = graph_sizes(most, rows, operations, shares_prefixes=True), LAYER_NODES
     count, graphs = graph_memory(made, config.num_layers, nodes)
     if sizes.adapted:
-        made, nodes = few_graph_sizes(most, rows, shares_prefixes=False), ADAPTED_LAYER_NODES
+        made = adapted_graph_sizes(most, rows, layer_operations(config))
+        nodes = ADAPTED_LAYER_NODES
         more = graph_memory(made, config.num_layers, nodes)
         count, graphs = count + more[0], graphs + more[1]
     changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)
@@ -170,6 +193,19 @@ def _attention(sizes: ExecutorSizes) -> int:
         for row in rows
     )
     return _WORD * ((splits + prefixes) * heads * (dim + 2) + slots * kv_heads)
+
+
+def _widened(sizes: ExecutorSizes) -> int:
+    """``wide_cache``, its block table, and what chunks say of their contexts."""
+    if not sizes.widens:
+        return 0
+    config, slots, size = sizes.config, sizes.capacity.max_num_seqs, sizes.capacity.block_size
+    unit = max(_LEAST_UNIT, size)
+    units = widened_units(
+        slots, sizes.table_width, config.num_kv_heads, config.head_dim, sizes.item_bytes, unit, size
+    )
+    wide = 2 * units * unit * config.num_kv_heads * config.head_dim * sizes.item_bytes
+    return wide + _WORD * slots * (sizes.table_width + 2)
 
 
 def _logits(sizes: ExecutorSizes) -> int:

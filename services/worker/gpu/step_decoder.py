@@ -49,6 +49,11 @@ class StepDecoder(ABC):
         return ()
 
     @property
+    def widened_room(self) -> tuple[int, int]:
+        """See ``LayerAttention``."""
+        return 0, 0
+
+    @property
     @abstractmethod
     def shares_prefixes(self) -> bool:
         """Whether a kernel can read a prefix once for all rows that share it."""

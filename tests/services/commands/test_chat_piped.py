@@ -10,6 +10,10 @@ from command_run import call, run
 from scripted_api import scripted_api
 from served import Served
 
+from penstock.protocol.config.terminal import Style
+from penstock.services.commands.chat.answer import Answer
+from penstock.services.commands.chat.views import PlainView
+
 
 def test_standard_input_is_one_message_and_the_answer_is_plain(server: Served) -> None:
     body = {"messages": [{"role": "user", "content": "One\nline"}], "max_tokens": 9, "seed": 3}
@@ -29,6 +33,17 @@ def test_a_text_is_written_as_it_is_and_thinking_is_left_out() -> None:
     assert (done.stdout, done.stderr) == ("**bold** \x1b[1mend\n", "")
     assert path == "/v1/chat/completions"
     assert body["messages"] == [{"role": "user", "content": "Review this:\n\nthe text"}]
+
+
+def test_an_answer_that_ends_while_the_model_thinks_says_why_it_is_empty(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for thought, told in (({"reasoning": "hm"}, True), ({"content": "84"}, False)):
+        view, answer = PlainView(Style()), Answer()
+        for piece in answer.take({"choices": [{"delta": thought, "finish_reason": "length"}]}):
+            view.piece(*piece)
+        view.end(answer)
+        assert ("raise --max-tokens" in capsys.readouterr().err) == told
 
 
 def test_lines_are_taken_as_if_they_were_typed_and_a_wrong_one_is_told(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_what_is_wrong_is_refused_by_name(path: str, asked: dict[str, Any], word
         status, answer, _ = await client.post(path, asked)
         assert status == 400
         assert words in answer["error"]["message"]
+        assert path == "/tokenize" or answer["error"]["param"] == "tokens"
 
     assert run(use).works == []
 

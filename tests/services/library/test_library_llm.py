@@ -399,6 +399,8 @@ def test_the_library_refuses_to_start_processes_on_other_hosts(
 
 
 def test_wrong_settings_are_refused_before_anything_starts() -> None:
+    with pytest.raises(TypeError, match="no setting port: it is for clients over HTTP"):
+        LLM(port=1)
     with pytest.raises(TypeError, match="no setting max_seqs: did you mean max_num_seqs") as caught:
         LLM(max_seqs=3)
     assert len(str(caught.value)) < 80, "the others are not named"

@@ -345,3 +345,16 @@ def test_a_batch_is_placed_by_what_all_its_prompts_begin_with(text_model: TextMo
     assert prefix([3] * 200, [3] * 150, [3] * 300) == alone[: 2 * DIGEST_BYTES]
     assert prefix([3] * 200, [*[3] * 70, 4]) == alone[:DIGEST_BYTES]
     assert prefix([3] * 200, [4] * 200) == b""
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+def test_texts_together_are_encoded_as_one_by_one(text_model: TextModel, lowers: bool) -> None:
+    folder = tasks(lowers=lowers, prompts={"q": "query: "}, default_prompt="q")
+    texts: list[Prompt] = [PromptText(text) for text in ("a b", "C", "a " * 40, "h")]
+    mixed = [*texts, Tokens(struct.pack("<2i", CLS, SEP))]
+    for given in (texts, mixed, [PromptText("a b", add_special_tokens=False), *texts], texts[:1]):
+        asked = work(Inputs(given))
+        alone = [folder.encode(one, asked, text_model, 99) for one in given]
+        assert list(folder.encode_all(given, asked, text_model, 99)) == alone
+    with pytest.raises(PromptError, match="it has 43 tokens; this model takes at most 20"):
+        list(folder.encode_all(texts, work(Inputs(texts)), text_model, 20))

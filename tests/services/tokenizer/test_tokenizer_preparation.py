@@ -136,7 +136,7 @@ def test_a_continuation_keeps_output_and_limit(model: TextModel, info: ModelInfo
         (work(PromptText("a b" * 500)), "prompt", "length is 100 tokens"),
         (work(Chat(b'[{"content": "' + b"a b" * 500 + b'", "role": "user"}]')), "messages", "100"),
         (work(Chat(b"[]")), "messages", "at least one message"),
-        (work(tokens(5), max_tokens=100), "max_tokens", "1 tokens .* 100, together 101.*most 99"),
+        (work(tokens(5), max_tokens=100), "max_tokens", "1 token .* 100, together 101.*most 99"),
         (work(tokens(5), max_tokens=2**31 - 1), "max_tokens", "at most 99"),
         (
             work(tokens(5), max_tokens=0),

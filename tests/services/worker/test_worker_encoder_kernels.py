@@ -19,17 +19,20 @@ pytest.importorskip("triton")
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import DeviceConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.model_info import read_model_info
-from penstock.services.worker.encoders import gpu_steps
+from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.services.worker.encoders import gpu_steps, split_linear
 from penstock.services.worker.encoders.executor import EncoderExecutor
 from penstock.services.worker.encoders.loading import load_encoder_executor, use_kernels
 from penstock.services.worker.encoders.packed_rows import Prompt
 from penstock.services.worker.encoders.throttle import REST, Throttle
+from penstock.services.worker.models import linear
 
 ON_GPU = torch.cuda.is_available()
 LENGTHS = [1, 7, 70, 7, 64, 65, 2]
 FEW_LENGTHS = [7, 66, 2]
 """Still one that is cut into tiles, with others around it: the interpreter takes long for each."""
 TOLERANCE = 2e-4
+SAMPLING = SlotSampling(0.0, 0, 1.0, 0).packed()
 MOST_ROWS = 4096
 """Of a step: more than the largest graph holds."""
 
@@ -112,6 +115,35 @@ def test_gemma_s_layers_attend_in_both_directions_by_the_kernel(tmp_path: Path) 
     assert_same(tmp_path, [3, 46])
 
 
+def test_steps_are_started_while_earlier_ones_run_and_collected_in_their_order(
+    tmp_path: Path,
+) -> None:
+    executor = by_kernels(write_encoder(make_encoder("Bert", num_hidden_layers=1), tmp_path))
+    given = prompts([3, 9, 5])
+    wanted = executor.compute(given)
+    for turn in range(2):
+        for number, (prompt, gone) in enumerate(zip(given, ([], [0], [1]), strict=True)):
+            new = NewSlot(
+                number, prompt.tokens.astype("<i4").tobytes(), len(prompt.tokens), 0, [number],
+                SAMPLING, task="embed",
+            )  # fmt: skip
+            chunk = Chunk(number, 0, len(prompt.tokens), True, [])
+            executor.launch(StepPlan(1, number + 1, number == 0, gone, [new], [], [chunk]))
+        assert executor.in_flight == len(given) <= executor.max_in_flight
+        executor.launch(StepPlan(1, len(given) + 1, False, [2], [], [], []))
+        if turn:
+            executor.reset()
+            assert executor.in_flight == 0 and executor.finished(wait=True) is None
+            return
+        for number, values in enumerate(wanted):
+            result = executor.finished(wait=True)
+            assert result is not None and result.step == number + 1
+            (found,) = result.pooled
+            np.testing.assert_allclose(np.frombuffer(found.values, "<f4"), values, atol=TOLERANCE)
+        last = executor.finished(wait=True)
+        assert last is not None and last.step == len(given) + 1 and not last.pooled
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 def test_steps_of_all_sizes_are_right_with_graphs_and_without(tmp_path: Path) -> None:
@@ -173,3 +205,17 @@ def test_steps_rest_for_longer_than_they_took_while_others_compute_on_the_device
     assert rests == [pytest.approx(REST * 0.020), pytest.approx(REST * 0.100)] and REST > 1
     step(100, 0.010)
     assert len(rests) == 2, "the others have ended"
+
+
+def test_products_in_float32_are_computed_from_two_parts_where_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "packed_weight", lambda weight: None)
+    folder = write_encoder(make_encoder("Bert", num_hidden_layers=1), tmp_path)
+    given = prompts(FEW_LENGTHS)
+    wanted = executor_of(folder, "cpu").compute(given)
+    executor = by_kernels(folder)
+    assert ON_GPU or "products of two bfloat16 parts" in executor.summary
+    np.testing.assert_allclose(executor.compute(given), wanted, atol=TOLERANCE, rtol=TOLERANCE)
+    monkeypatch.setattr(split_linear, "why_not_split", lambda layer: "9 µs take 10 µs so")
+    assert "torch's products: 9 µs take 10 µs so" in by_kernels(folder).summary

@@ -49,6 +49,19 @@ def test_the_last_layer_attends_for_sampled_rows_only_unless_more_of_it_is_read(
     assert not rows.last_tiles[1, 2:].any()
 
 
+def test_contexts_that_are_widened_lie_behind_each_other_as_long_as_there_is_room() -> None:
+    rows = ChunkRows(2048, 4, torch.device("cpu"), (64, 15))
+    buffer = rows.host_buffer(pinned=False)
+    chunks = [chunk(3, 500, 300), chunk(1, 0, 64), chunk(0, 63, 1)]
+    rows.send(PlannedStep(np.array([2]), chunks, np.array([2])), 512, buffer)
+    assert rows.fit
+    assert rows.contexts.firsts.tolist() == [0, 13, 14, 15, 15]
+    assert rows.contexts.slots.tolist()[:3] == [3, 1, 0]
+    rows.send(PlannedStep(np.array([2]), [*chunks, chunk(2, 0, 1)], np.array([2])), 512, buffer)
+    assert not rows.fit
+    assert not rows.contexts.firsts.any(), "nothing is widened"
+
+
 def test_on_a_cpu_two_pieces_of_work_run_one_after_the_other() -> None:
     done: list[int] = []
     SideStream(torch.device("cpu")).run(lambda: done.append(1), lambda: done.append(2))

@@ -20,7 +20,7 @@ from tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
 
 from penstock.kernels import attention, sdpa_attention
 from penstock.kernels.attention_backend import CacheShape, QuerySpans
-from penstock.kernels.gpu import decode_attention, prefill_attention, sampler_memory, shared_prefix
+from penstock.kernels.gpu import decode_shapes, prefill_attention, sampler_memory, shared_prefix
 from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.kernels.rotary import RopeParameters, cos_sin_table
@@ -266,8 +266,8 @@ def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> Non
         static_memory._WORDS, static_memory._WORD_TOKENS, static_memory._RING,
     )  # fmt: skip
     assert static_memory._QUERY_TILE == prefill_attention.QUERY_TILE
-    assert static_memory._DECODE_PROGRAMS == decode_attention._PROGRAMS_EACH
-    assert static_memory._MOST_SPLITS == decode_attention._MOST_SPLITS
+    assert static_memory._DECODE_PROGRAMS == decode_shapes.PROGRAMS_EACH
+    assert static_memory._MOST_SPLITS == decode_shapes.MOST_CODES_SPLITS
     assert shared_prefix.SHAPE.programs == static_memory._PREFIX_PROGRAMS
     assert shared_prefix.SHAPE.queries == static_memory._PREFIX_QUERIES
     assert static_memory._MOST_PARTS == shared_prefix._MOST_PARTS

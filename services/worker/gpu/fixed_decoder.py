@@ -1,0 +1,144 @@
+"""The decoder of ``--deterministic``: a row's bits do not depend on what else a step has.
+
+The layers, the order of their kernels and the graphs are those of ``GpuDecoder``. What differs are
+the kernels that add up: products (``penstock.kernels.gpu.fixed_linear``) and attention
+(``penstock.kernels.gpu.fixed_attention``), each with one order for a row, whether it decodes or
+belongs to a chunk, and whatever the number of rows. Norms, rotation and draws have a program for
+each row anyway. So a token that was decoded and one that is computed again, from a cached prefix,
+after a preemption or the death of a process, leave the same keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_linear import Shape, fixed_linear, shapes_agree, shapes_for
+from penstock.kernels.gpu.rope_cache import rope_and_cache
+from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.kernel_choice import KernelChoice
+from penstock.services.worker.gpu.layer_attention import LayerAttention
+from penstock.services.worker.gpu.layer_products import BoundedProducts, LayerProducts
+from penstock.services.worker.gpu.row_linears import RowsLinear, linears_by
+from penstock.services.worker.models.dense import DenseConfig, caches_of
+from penstock.services.worker.models.linear import Linear
+
+if TYPE_CHECKING:
+    from penstock.kernels.gpu.gated_linear_hopper import HopperGatedLinear
+
+_REASON = "--deterministic asks for one order of sums"
+
+
+def why_not_fixed(config: DenseConfig) -> str:
+    """Why a model in the kernels' form cannot be computed so; empty: it can."""
+    if all(cache.plain for cache in caches_of(config)):
+        return ""
+    return "the model's attention has windows, chunks, soft caps or sinks"
+
+
+class FixedAttention(LayerAttention):
+    """Attends for decode rows and chunk rows by the same kernel."""
+
+    def _choose(self, unfit: str) -> None:
+        rows = self._rows
+        device, most = rows.qkv.device, len(rows.qkv)
+        self._slots, self._positions = (
+            torch.zeros(most, dtype=torch.int32, device=device) for _ in range(2)
+        )
+        self._decode_tiles = torch.zeros(4, len(self._state.rows), dtype=torch.int32, device=device)
+
+    @property
+    def summary(self) -> str:
+        return f"attention in one order for all rows: {_REASON}"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return False
+
+    def plan(self, num_decode: int, shared: bool) -> None:
+        """The first layer does."""
+
+    def attend(
+        self,
+        layer: int,
+        rows: int,
+        num_decode: int,
+        chunks: ChunkRows | None,
+        shared: bool,
+        sinks: Tensor | None = None,
+    ) -> None:
+        slots, positions = self._slots[:rows], self._positions[:rows]
+        if layer == 0:
+            of_chunks = None if chunks is None else (chunks.slots, chunks.positions)
+            batch = self._batch(layer, num_decode)
+            place_rows(batch, of_chunks, slots, positions, self._decode_tiles)
+        rope_and_cache(
+            self._rows.qkv[:rows], slots, positions, self._tables[layer], self._heads[layer],
+            self._rows.query[:rows], self._caches[layer], self._eps,
+        )  # fmt: skip
+        if num_decode:
+            self._attend(layer, rows, self._decode_tiles, num_decode, 1)
+        if chunks is not None:
+            last = layer == len(self._heads) - 1
+            tiles = chunks.last_tiles if last else chunks.tiles
+            self._attend(layer, rows, tiles, chunks.num_tiles)
+
+    def _attend(
+        self, layer: int, rows: int, tiles: Tensor, num_tiles: int, most: int | None = None
+    ) -> None:
+        """most: see ``fixed_attention``."""
+        scale, _ = self._scores[layer].in_binary
+        more = {} if most is None else {"most": most}
+        fixed_attention(
+            self._rows.query[:rows], tiles, num_tiles, self._tables[layer], self._caches[layer],
+            self._rows.output[:rows], scale, **more,
+        )  # fmt: skip
+
+
+class FixedDecoder(GpuDecoder):
+    """A ``GpuDecoder`` whose kernels add up in one order."""
+
+    attention_class = FixedAttention
+
+    def _choose(self, eps: float, compressed: bool) -> KernelChoice[BoundedProducts | None]:
+        """No kernels for some dozens of rows: all rows have the same."""
+        layers = self.weights.layers
+        linears = [*layers[0].linears, self.weights.lm_head]
+        with torch.inference_mode():
+            self._same_shapes = all(shapes_agree(linear.weight) for linear in linears)
+
+        def made(x: Tensor, linears: Sequence[Linear]) -> RowsLinear:
+            return RowsLinear(
+                lambda layer, rows, out: self._multiply(linears[layer], x[:rows], out)
+            )
+
+        self._products_of_all = LayerProducts(
+            self.weights, self.space, eps, linears_by(made, layers, self.space),
+            self.config.activation,
+        )  # fmt: skip
+        return KernelChoice(None, "Triton kernel for all rows", _REASON)
+
+    def _choose_gated(self) -> KernelChoice[HopperGatedLinear | None]:
+        return KernelChoice(None, "same kernel", "")
+
+    def _multiply(self, linear: Linear, x: Tensor, out: Tensor) -> Tensor:
+        shape: Shape | None = None
+        if not self._same_shapes:
+            shape, _, _ = shapes_for(len(linear.weight), x.dtype)
+        return fixed_linear(x, linear.weight, linear.bias, out, shape)
+
+    @property
+    def summary(self) -> str:
+        how = "" if self._same_shapes else ", as for few rows: others differ in their bits here"
+        return f"{self.attention.summary}; products by one kernel{how}"
+
+    def _products(self, rows: int, mixed: bool) -> LayerProducts:
+        return self._products_of_all
+
+    def _make_logits(self, normed: Tensor, logits: Tensor) -> None:
+        self._multiply(self.weights.lm_head, normed, logits)

@@ -396,6 +396,5 @@ def _needs_all(step: PlannedStep) -> bool:
 def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
     """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is wanted."""
     found = logprobs(logits, torch.from_numpy(tokens).to(logits.device), most)
-    on_host = [part.cpu().numpy() for part in found]
-    chosen, rank, top_ids, top = on_host
+    chosen, rank, top_ids, top = (part.cpu().numpy() for part in found)
     return pack_entries(tokens, rank, chosen, top_ids, top)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None
 
 _CUT_TOKENS = 16
 """The last tokens before a place where a text was cut may be others than those of the whole."""
-_LONG_TOKEN = 8
+LONG_TOKEN = 8
 """Characters a token; texts that are longer for the limit are looked at from their beginning."""
 
 
@@ -196,19 +195,6 @@ class TextModel:
             case Pair():
                 raise PromptError("a pair of texts is no prompt to be continued", "prompt")
 
-    def encode_texts(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
-        """int32 ids of each, as ``encode`` makes them, by several threads."""
-        encoded = self.tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
-        return [_to_bytes(one.ids) for one in encoded]
-
-    @staticmethod
-    def short(tokens: int) -> int:
-        """Characters of a text that is encoded whole, whatever comes of it, where it may have so
-        many tokens."""
-        return _LONG_TOKEN * tokens
-
     def encode_cut(
         self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
     ) -> bytes:
@@ -268,7 +254,7 @@ class TextModel:
         encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
         ``most``."""
         self._check_length(text, most, "input")
-        size = _LONG_TOKEN * (tokens + _CUT_TOKENS)
+        size = LONG_TOKEN * (tokens + _CUT_TOKENS)
         while True:
             (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
             if size < len(text) and len(found.ids) <= tokens + _CUT_TOKENS:
@@ -284,7 +270,7 @@ class TextModel:
         """
         if max_tokens is None:
             return
-        size = self.short(max_tokens)
+        size = LONG_TOKEN * max_tokens
         while size < len(text):
             count = len(encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:

@@ -228,10 +228,9 @@ class ModelExecutor(DirectExecutor):
         prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
         self.slots.finish(step, tokens)
         seconds = time.perf_counter() - begun
-        ids = tokens.astype("<i4").tobytes()
         return StepResult(
-            plan.epoch, plan.step, ids, not_finite, seconds, logprobs, prompts, failures, banned,
-            pooled=pooled,
+            plan.epoch, plan.step, tokens.astype("<i4").tobytes(), not_finite, seconds, logprobs,
+            prompts, failures, banned, pooled=pooled,
         )  # fmt: skip
 
     def logits(self, plan: StepPlan) -> torch.Tensor:

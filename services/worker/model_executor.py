@@ -145,7 +145,7 @@ class ModelExecutor(DirectExecutor):
             )
             for group, cache in distinct
         ]  # fmt: skip
-        rows = self._exact_rows() if exact else RowPadding(1, 1)
+        rows = self._exact_rows() if exact else RowPadding(1, 1, model.packed)
         with torch.inference_mode():
             self._memory = KVMemory(
                 model.caches, grouped, blocks, capacity.block_size,
@@ -167,7 +167,9 @@ class ModelExecutor(DirectExecutor):
     def _exact_rows(self) -> RowPadding:
         """The numbers of rows with which products give a row the same bits in every step."""
         return (
-            RowPadding(1, PACKED_ROW_MINIMUM) if self._model.packed else RowPadding(ROW_MULTIPLE, 1)
+            RowPadding(1, PACKED_ROW_MINIMUM, packed=True)
+            if self._model.packed
+            else RowPadding(ROW_MULTIPLE, 1)
         )
 
     def prepare(self) -> None:

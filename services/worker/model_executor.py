@@ -166,11 +166,8 @@ class ModelExecutor(DirectExecutor):
 
     def _exact_rows(self) -> RowPadding:
         """The numbers of rows with which products give a row the same bits in every step."""
-        return (
-            RowPadding(1, PACKED_ROW_MINIMUM, packed=True)
-            if self._model.packed
-            else RowPadding(ROW_MULTIPLE, 1)
-        )
+        packed = self._model.packed
+        return RowPadding(1, PACKED_ROW_MINIMUM, packed) if packed else RowPadding(ROW_MULTIPLE, 1)
 
     def prepare(self) -> None:
         self.grammars.prepare()

@@ -49,6 +49,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from penstock.kernels.attention_backend import (
     BoolArray,
@@ -332,8 +333,11 @@ def paged_attention(
     rows, heads, dim = query.shape
     if len(batches) == 1:
         places = batches[0].places
-        if places.sources is None and places.kept is None and places.num_rows == rows:
-            return batches[0].attend(query, key_cache, value_cache, scale, sinks)
+        if places.sources is None and places.kept is None:
+            first = query[: places.num_rows]
+            attended = batches[0].attend(first, key_cache, value_cache, scale, sinks)
+            missing = rows - places.num_rows
+            return pad(attended, (0, 0, 0, missing)) if missing else attended
     out = torch.zeros(rows, heads * dim, dtype=query.dtype, device=query.device)
     for batch in batches:
         count, sources, kept, targets = batch.places

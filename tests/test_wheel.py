@@ -1,4 +1,4 @@
-"""The wheel holds all that a server needs, the built-in model included."""
+"""The wheel and the sdist hold all that a server needs, the built-in model included."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import urllib.request
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,24 +26,35 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc")
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as the Dockerfile does, from what it copies and what it leaves out of the images."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return _built("wheel", _sources(tmp_path_factory.mktemp("wheel")))
+
+
+def _sources(folder: Path) -> Path:
+    """What a build needs of the repository, in this folder."""
+    folder.mkdir(exist_ok=True)
     dockerfile = (ROOT / "Dockerfile").read_text()
     copied = re.findall(r"^COPY ([\w. ]+) \./[\w]*$", dockerfile, re.MULTILINE)
     names = [name for line in copied for name in line.split()]
     assert {"pyproject.toml", "README.md", "penstock", "services"} <= set(names)
-    names += ["demo", "loadtest"]
+    names += ["demo", "loadtest", "MANIFEST.in"]
     for name in names:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=LEFT_OUT)
         else:
             shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def _built(kind: str, folder: Path) -> Path:
+    """The wheel or the sdist of a source folder."""
     (folder / "out").mkdir()
-    code = "from setuptools import build_meta; build_meta.build_wheel('out')"  # as pip calls it
+    code = f"from setuptools import build_meta; build_meta.build_{kind}('out')"  # as pip calls it
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    return next((folder / "out").glob("*.whl"))
+    (made,) = (folder / "out").iterdir()
+    return made
 
 
 def test_the_wheel_holds_every_module_the_page_and_the_built_in_model(wheel: Path) -> None:
@@ -62,6 +75,23 @@ def test_the_wheel_holds_every_module_the_page_and_the_built_in_model(wheel: Pat
         assert archive.read(f"penstock/{path.relative_to(ROOT)}") == path.read_bytes(), path
 
 
+@pytest.mark.slow  # two builds
+def test_a_wheel_made_of_the_sdist_holds_what_one_made_of_the_sources_does(
+    wheel: Path, tmp_path: Path
+) -> None:
+    sources = _sources(tmp_path / "sources")
+    (sources / "tests").mkdir()
+    (sources / "tests/test_some.py").touch()
+    with tarfile.open(_built("sdist", sources)) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert not (unpacked / "tests").exists()
+    again = zipfile.ZipFile(_built("wheel", unpacked))
+    first = zipfile.ZipFile(wheel)
+    assert again.namelist() == first.namelist()
+    assert {one.CRC for one in again.infolist()} == {one.CRC for one in first.infolist()}
+
+
 @pytest.mark.parametrize("device", ["null", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_a_server_from_the_wheel_answers_with_the_built_in_model(
     wheel: Path, tmp_path: Path, device: str
@@ -71,14 +101,40 @@ def test_a_server_from_the_wheel_answers_with_the_built_in_model(
     installed = tmp_path / "installed"
     threads = {"PENSTOCK_THREADS": "1"} if device == "cpu" else {}
     zipfile.ZipFile(wheel).extractall(installed)
+    command = [sys.executable, "-m", "penstock.services", "serve", "--device", device]
+    environment = {**os.environ, "PYTHONPATH": str(installed), **threads}
+    answer = _served(command, environment, tmp_path, f"{installed}/penstock/demo/model")
+    assert answer["usage"]["completion_tokens"] > 0
+    assert answer["choices"][0]["message"]["content"] == "42" or device == "null"
+
+
+@pytest.mark.slow  # it installs everything
+@pytest.mark.timeout(1800)
+def test_an_sdist_is_installed_into_a_clean_environment_and_serves(tmp_path: Path) -> None:
+    own, sources = tmp_path / "own", _sources(tmp_path / "sources")
+    kept = re.compile(r"PIP_|.*_proxy$|SSL_CERT|PATH$|OPENBLAS", re.IGNORECASE)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if kept.match(name) and name != "PYTHONPATH"
+    }
+    subprocess.run([sys.executable, "-m", "venv", own], check=True, timeout=120)
+    (torch,) = re.findall(r"^TORCH \?= (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for packages in ([torch], [str(_built("sdist", sources))]):
+        pip = [str(own / "bin/python"), "-m", "pip", "install", "-q", *packages]
+        done = subprocess.run(pip, env=environment, capture_output=True, text=True, timeout=1500)
+        assert done.returncode == 0, done.stderr[-2000:]
+    command = [str(own / "bin/penstock"), "serve", "--threads", "1"]
+    answer = _served(command, environment, tmp_path, f"{own}/lib")
+    assert answer["choices"][0]["message"]["content"] == "42"
+
+
+def _served(command: list[str], environment: dict[str, str], folder: Path, shown: str) -> Any:
+    """What a server that is started so answers. shown: what it says at its start."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "penstock.services", "serve", "--port", "0", "--device", device],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(installed), **threads},
-    )
+        [*command, "--port", "0"], cwd=folder, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
     try:
         assert server.stdout is not None
         lines: list[str] = []
@@ -86,7 +142,7 @@ def test_a_server_from_the_wheel_answers_with_the_built_in_model(
             line = server.stdout.readline()
             assert line, "".join(lines)
             lines.append(line)
-        assert f"{installed}/penstock/demo/model" in "".join(lines)
+        assert shown in "".join(lines)
         question = {"role": "user", "content": "What is 17 + 25?"}
         body = json.dumps({"messages": [question], "max_tokens": 200, "temperature": 0}).encode()
         request = urllib.request.Request(
@@ -95,8 +151,7 @@ def test_a_server_from_the_wheel_answers_with_the_built_in_model(
         with urllib.request.urlopen(request, timeout=30) as answer:
             whole = json.load(answer)
         assert whole["model"] == "penstock-demo"
-        assert whole["usage"]["completion_tokens"] > 0
-        assert whole["choices"][0]["message"]["content"] == "42" or device == "null"
+        return whole
     finally:
         server.terminate()
         server.communicate(timeout=30)

@@ -8,13 +8,16 @@ from penstock.protocol.config.fields import (
     DeviceConfig,
     LoadingConfig,
     ModelConfig,
-    ObservabilityConfig,
     SchedulerConfig,
     SpeculationConfig,
     TestConfig,
 )
 from penstock.protocol.config.flags import build_parser
-from penstock.protocol.config.process_fields import ClusterConfig, LaunchConfig
+from penstock.protocol.config.process_fields import (
+    ClusterConfig,
+    LaunchConfig,
+    ObservabilityConfig,
+)
 from penstock.protocol.config.resolve import resolve
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance

@@ -13,7 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.protocol.config.process_fields import ClusterConfig, LaunchConfig, ProcessConfig
+from penstock.protocol.config.process_fields import (
+    ClusterConfig,
+    LaunchConfig,
+    ObservabilityConfig,
+    ProcessConfig,
+)
 from penstock.protocol.config.server_fields import ServerConfig
 
 
@@ -350,24 +355,6 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="Fetch a MODEL of the Hugging Face hub that its local cache lacks."),
     ] = True
-
-
-class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Least severe level that is logged."),
-    ] = "info"
-    log_format: Annotated[
-        Literal["auto", "console", "json"],
-        Meta(description="auto writes readable lines on a terminal and JSON lines elsewhere."),
-    ] = "auto"
-    otel_traces: Annotated[
-        bool,
-        Meta(
-            description="Send OpenTelemetry spans of each request over OTLP (HTTP) to the "
-            "collector that the standard OTEL_… variables name."
-        ),
-    ] = False
 
 
 class TestConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""The fields that say which processes a server has, on which hosts, and how they meet."""
+"""The fields that say which processes a server has, on which hosts, how they meet, and what they
+tell of themselves."""
 
 from __future__ import annotations
 
@@ -188,3 +189,21 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     def may_sleep(self) -> bool:
         """Whether models fall asleep and wake."""
         return self.resident is not None or bool(self.keep_alive)
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="Least severe level that is logged."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"],
+        Meta(description="auto writes readable lines on a terminal and JSON lines elsewhere."),
+    ] = "auto"
+    otel_traces: Annotated[
+        bool,
+        Meta(
+            description="Send OpenTelemetry spans of each request over OTLP (HTTP) to the "
+            "collector that the standard OTEL_… variables name."
+        ),
+    ] = False

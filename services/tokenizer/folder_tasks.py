@@ -26,7 +26,7 @@ from penstock.protocol.wire.messages.requests import (
 from penstock.protocol.wire.messages.tokens import Scores, Vector
 from penstock.services.tokenizer.judged_pair import judged_prompt, templated_pair
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
-from penstock.services.tokenizer.text_model import TextModel
+from penstock.services.tokenizer.text_model import LONG_TOKEN, TextModel
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 TRUNCATED_LENGTHS = 8
@@ -135,10 +135,12 @@ class FolderTasks:
         self._check_dimensions(asked, work.head.task)
         ahead = self._lower(self._prompt(asked))
         whole = [ahead + self._lower(text.text) for text in texts]
-        if max(map(len, whole)) > text_model.short(max_model_len):
+        if max(map(len, whole)) > LONG_TOKEN * max_model_len:
             yield from (self.encode(one, work, text_model, max_model_len) for one in prompts)
             return
-        for ids in text_model.encode_texts(whole, kinds.pop()):
+        tokenizer, around = text_model.tokenizer, kinds.pop()
+        for encoding in tokenizer.encode_batch_fast(whole, add_special_tokens=around):
+            ids = np.asarray(encoding.ids, "<i4").tobytes()
             _check_within(ids, longest)
             yield EncodedPrompt(ids)
 

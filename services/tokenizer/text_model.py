@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.wire.messages.requests import Chat, Pair, Prompt, PromptText, Tokens
@@ -27,6 +25,7 @@ from penstock.services.tokenizer.control_tokens import ControlTokens, Rendered
 from penstock.services.tokenizer.final_message import OpenMessage
 from penstock.services.tokenizer.output.detection import AUTO, Clues, choose
 from penstock.services.tokenizer.output.machine import Vocabulary
+from penstock.services.tokenizer.plain_encoder import PlainEncoder, encode, special_tokens
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.template_system import (
     has_late_system,
@@ -56,82 +55,10 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None
         )
 
 
-def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """The ids of a text. Other threads run on meanwhile: ``encode``, unlike this, keeps Python's
-    lock for seconds where a text has megabytes, and takes five times as long for offsets."""
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    ids: list[int] = encoding.ids
-    return ids
-
-
 _CUT_TOKENS = 16
 """The last tokens before a place where a text was cut may be others than those of the whole."""
-_LONG_TOKEN = 8
+LONG_TOKEN = 8
 """Characters a token; texts that are longer for the limit are looked at from their beginning."""
-
-
-class _PlainEncoder:
-    """Encodes text whose control tokens are only those that the caller points out.
-
-    A second tokenizer that takes control tokens in the text for plain text. The true ones are
-    replaced by stand-ins that nobody can type (a random text, new in each process), so that all
-    else (what begins the text, what surrounds a token) stays as in an ordinary encoding; then
-    each stand-in's id is replaced by the id it stands for.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._added = {added.content: added for added in _special(tokenizer).values()}
-        self._id_of = {added.content: number for number, added in _special(tokenizer).items()}
-        unknown = getattr(tokenizer.model, "unk_token", None)
-        self._control_ids = {n for text, n in self._id_of.items() if text != unknown}
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.encode_special_tokens = True
-        nonce = secrets.token_hex(8)
-        self._stand_ins = {
-            (lstrip, rstrip): f"\U000f0000{nonce}{int(lstrip)}{int(rstrip)}\U000f0001"
-            for lstrip in (False, True)
-            for rstrip in (False, True)
-        }
-        self._tokenizer.add_tokens(
-            [
-                AddedToken(text, lstrip=lstrip, rstrip=rstrip, normalized=False, special=False)
-                for (lstrip, rstrip), text in self._stand_ins.items()
-            ]
-        )
-        self._stand_in_ids = {self._tokenizer.token_to_id(t) for t in self._stand_ins.values()}
-
-    def encode(self, text: str, own: list[tuple[int, int]]) -> list[int]:
-        """Ids of a text whose true control tokens are at ``own``. Raises ``PromptError``."""
-        pieces: list[str] = []
-        true_ids: list[int] = []
-        done = 0
-        for begin, end in own:
-            token = text[begin:end]
-            added = self._added[token]
-            true_ids.append(self._id_of[token])
-            pieces += (text[done:begin], self._stand_ins[added.lstrip, added.rstrip])
-            done = end
-        pieces.append(text[done:])
-        ids = _encode(self._tokenizer, "".join(pieces), add_special_tokens=False)
-        following = iter(true_ids)
-        out = []
-        for number in ids:
-            if number in self._stand_in_ids:
-                out.append(next(following))
-            elif number in self._control_ids:
-                raise PromptError(
-                    f"the messages contain {self._tokenizer.id_to_token(number)!r}, a control "
-                    "token that this model's tokenizer cannot read as plain text; remove it",
-                    "messages",
-                )
-            else:
-                out.append(number)
-        return out
-
-
-def _special(tokenizer: Tokenizer) -> dict[int, AddedToken]:
-    added = tokenizer.get_added_tokens_decoder()
-    return {number: token for number, token in added.items() if token.special}
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
@@ -167,10 +94,10 @@ class TextModel:
         self._full_table: TokenTable | None = None
         self._template = template
         self._name = name
-        self._control = ControlTokens(token.content for token in _special(tokenizer).values())
-        self._plain: _PlainEncoder | None = None
+        self._control = ControlTokens(token.content for token in special_tokens(tokenizer).values())
+        self._plain: PlainEncoder | None = None
         self._plain_lock = threading.Lock()
-        self.special_ids = frozenset(_special(tokenizer))
+        self.special_ids = frozenset(special_tokens(tokenizer))
         """Ids of control tokens."""
         added = tokenizer.get_added_tokens_decoder()
         self.vocabulary = Vocabulary(
@@ -226,7 +153,7 @@ class TextModel:
 
     def encode(self, text: str, add_special_tokens: bool) -> bytes:
         """int32 ids, little endian. Control tokens written in the text become control tokens."""
-        return _to_bytes(_encode(self.tokenizer, text, add_special_tokens))
+        return _to_bytes(encode(self.tokenizer, text, add_special_tokens))
 
     def render_chat(self, messages: bytes, template_kwargs: bytes, tools: bytes = b"") -> str:
         """The prompt's text. Raises ``PromptError``."""
@@ -267,19 +194,6 @@ class TextModel:
                 return ids
             case Pair():
                 raise PromptError("a pair of texts is no prompt to be continued", "prompt")
-
-    def encode_texts(self, texts: Sequence[str], add_special_tokens: bool) -> list[bytes]:
-        """int32 ids of each, as ``encode`` makes them, by several threads."""
-        encoded = self.tokenizer.encode_batch_fast(
-            list(texts), add_special_tokens=add_special_tokens
-        )
-        return [_to_bytes(one.ids) for one in encoded]
-
-    @staticmethod
-    def short(tokens: int) -> int:
-        """Characters of a text that is encoded whole, whatever comes of it, where it may have so
-        many tokens."""
-        return _LONG_TOKEN * tokens
 
     def encode_cut(
         self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
@@ -340,7 +254,7 @@ class TextModel:
         encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
         ``most``."""
         self._check_length(text, most, "input")
-        size = _LONG_TOKEN * (tokens + _CUT_TOKENS)
+        size = LONG_TOKEN * (tokens + _CUT_TOKENS)
         while True:
             (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
             if size < len(text) and len(found.ids) <= tokens + _CUT_TOKENS:
@@ -356,9 +270,9 @@ class TextModel:
         """
         if max_tokens is None:
             return
-        size = self.short(max_tokens)
+        size = LONG_TOKEN * max_tokens
         while size < len(text):
-            count = len(_encode(self.tokenizer, text[:size], add_special_tokens=False))
+            count = len(encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:
                 raise window_exceeded(
                     f"the prompt is too long: the first {size} of {len(text)} characters are "
@@ -404,9 +318,9 @@ class TextModel:
         opened.check(text[:end])
         return self._control.read(text[:end], own[:end])
 
-    def _plain_encoder(self) -> _PlainEncoder:
+    def _plain_encoder(self) -> PlainEncoder:
         """Made at first need: it doubles the tokenizer's memory, and few requests want it."""
         with self._plain_lock:
             if self._plain is None:
-                self._plain = _PlainEncoder(self.tokenizer)
+                self._plain = PlainEncoder(self.tokenizer)
             return self._plain

@@ -145,7 +145,7 @@ class ModelExecutor(DirectExecutor):
             )
             for group, cache in distinct
         ]  # fmt: skip
-        rows = self._exact_rows() if exact else RowPadding(1, 1)
+        rows = self._exact_rows() if exact else RowPadding(1, 1, model.packed)
         with torch.inference_mode():
             self._memory = KVMemory(
                 model.caches, grouped, blocks, capacity.block_size,
@@ -166,9 +166,8 @@ class ModelExecutor(DirectExecutor):
 
     def _exact_rows(self) -> RowPadding:
         """The numbers of rows with which products give a row the same bits in every step."""
-        return (
-            RowPadding(1, PACKED_ROW_MINIMUM) if self._model.packed else RowPadding(ROW_MULTIPLE, 1)
-        )
+        packed = self._model.packed
+        return RowPadding(1, PACKED_ROW_MINIMUM, packed) if packed else RowPadding(ROW_MULTIPLE, 1)
 
     def prepare(self) -> None:
         self.grammars.prepare()
@@ -228,10 +227,9 @@ class ModelExecutor(DirectExecutor):
         prompts = [self._prompt(hidden, *one) for one in asking_chunks(step)]
         self.slots.finish(step, tokens)
         seconds = time.perf_counter() - begun
-        ids = tokens.astype("<i4").tobytes()
         return StepResult(
-            plan.epoch, plan.step, ids, not_finite, seconds, logprobs, prompts, failures, banned,
-            pooled=pooled,
+            plan.epoch, plan.step, tokens.astype("<i4").tobytes(), not_finite, seconds, logprobs,
+            prompts, failures, banned, pooled=pooled,
         )  # fmt: skip
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
@@ -396,6 +394,5 @@ def _needs_all(step: PlannedStep) -> bool:
 def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
     """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is wanted."""
     found = logprobs(logits, torch.from_numpy(tokens).to(logits.device), most)
-    on_host = [part.cpu().numpy() for part in found]
-    chosen, rank, top_ids, top = on_host
+    chosen, rank, top_ids, top = (part.cpu().numpy() for part in found)
     return pack_entries(tokens, rank, chosen, top_ids, top)

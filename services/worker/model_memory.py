@@ -84,7 +84,7 @@ class ModelMemory:
         held = self._subject.adapters
         if held is None:
             return []
-        return [MemoryPart("adapters", held.num_bytes, f"{len(held.numbers)} loaded")]
+        return [MemoryPart("adapters", held.num_bytes, f"{len(held.folders)} loaded")]
 
     def measured(self, memory: DeviceMemory) -> MemoryAccount:
         """On a device with a memory of its own, by a step of the largest size."""

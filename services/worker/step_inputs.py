@@ -13,6 +13,7 @@ from penstock.kernels.attention_backend import BoolArray, CacheShape, PlannedBat
 from penstock.kernels.block_pattern import NO_BLOCKS, BlockPattern
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.kv_cache import clear_places, write_kv
+from penstock.kernels.linear import padded_rows
 from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache
 from penstock.services.worker.models.causal_model import StepAdapters, StepInputs
@@ -20,6 +21,8 @@ from penstock.services.worker.plain_attention import PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
 _NO_ADAPTERS = StepAdapters()
+MANY_ROWS = 512
+"""More are filled up with up to 127."""
 
 
 class RowPadding(NamedTuple):
@@ -27,9 +30,14 @@ class RowPadding(NamedTuple):
 
     multiple: int
     minimum: int
+    packed: bool = False
+    """Whether many rows are filled up to what packed products need, so that not each of these
+    copies them to do so."""
 
     def missing(self, rows: int) -> int:
         """How many rows are to be added to ``rows``."""
+        if self.packed and rows > MANY_ROWS:
+            return padded_rows(rows) - rows
         return max(-rows % self.multiple, self.minimum - rows)
 
 

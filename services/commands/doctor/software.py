@@ -19,7 +19,7 @@ PACKAGES = (
     "pyyaml", "setproctitle",
 )  # fmt: skip
 OPTIONAL = {"triton", "safetensors"}
-EXTRAS = {"grpcio": "grpc", "valkey": "valkey", "ray": "ray"}
+EXTRAS = {"grpcio": "grpc", "opentelemetry-sdk": "otel", "valkey": "valkey", "ray": "ray"}
 """Packages that only some settings need, and the extra that brings them."""
 SHOWN = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "LD_PRELOAD")
 """Variables of others whose values matter here and are no secrets."""

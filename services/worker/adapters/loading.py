@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -15,7 +17,7 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.services.worker.adapters.model_adapters import ModelAdapters, layer_sizes
+from penstock.services.worker.adapters.model_adapters import ModelAdapters, Updates, layer_sizes
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
 from penstock.services.worker.loaded_model import AttentionAlone, words_of_others
 from penstock.services.worker.model_choice import choose_model
@@ -25,6 +27,8 @@ from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.quantization.reading import read_quantization
 
+_READERS = 8
+"""Adapters that are read at the same time: hashes and copies leave the interpreter to others."""
 _log = logging.getLogger("penstock.worker")
 
 
@@ -106,13 +110,33 @@ def load_adapters(
         with _told(name, required=config.loading.lora_required):
             checked[name] = AdapterFolder(folder, adapters.sizes, config.loading.max_lora_rank)
     found = []
-    for name, one in checked.items():
-        with _told(name, required=config.loading.lora_required):
-            read = one.read(adapters.item_bytes)
-            with torch.inference_mode():
-                adapters.add(read, one.folder)
-            found.append(Adapter(name, read.digest))
+    with ThreadPoolExecutor(_READERS, "adapters") as readers:
+        for name, one, reading in _read_ahead(checked, adapters, readers):
+            with _told(name, required=config.loading.lora_required):
+                digest, updates = reading.result()
+                with torch.inference_mode():
+                    adapters.add(digest, updates, one.folder)
+                found.append(Adapter(name, digest))
     return found, adapters
+
+
+def _read_ahead(
+    checked: Mapping[str, AdapterFolder], adapters: ModelAdapters, readers: ThreadPoolExecutor
+) -> Iterator[tuple[str, AdapterFolder, Future[tuple[str, Updates]]]]:
+    """Each adapter with what becomes its digest and what was prepared of it, while those behind it
+    are read: a file of each reader at most is in memory."""
+
+    @torch.inference_mode()
+    def read(one: AdapterFolder) -> tuple[str, Updates]:
+        found = one.read(adapters.item_bytes)
+        return found.digest, adapters.prepared(found)
+
+    waiting: deque[tuple[str, AdapterFolder, Future[tuple[str, Updates]]]] = deque()
+    for name, one in checked.items():
+        waiting.append((name, one, readers.submit(read, one)))
+        if len(waiting) == _READERS:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:

@@ -138,13 +138,13 @@ class ModelAdapters:
         """Of all that are in memory, on this rank."""
         return sum(one.num_bytes for updates in self.held.values() for one in updates.values())
 
-    def add(self, adapter: ReadAdapter, folder: Path) -> None:
-        """Load an adapter, and bring it into a place where one is free."""
-        updates = self.prepared(adapter)
-        self.load(adapter.digest, folder)
-        self.hold(adapter.digest, updates)
-        is_there = adapter.digest in self.numbers
-        if not is_there and (coming := self.reserve(adapter.digest)) is not None:
+    def add(self, digest: str, updates: Updates, folder: Path) -> None:
+        """Load an adapter of which this was ``prepared``, and bring it into a place where one is
+        free."""
+        self.load(digest, folder)
+        self.hold(digest, updates)
+        is_there = digest in self.numbers
+        if not is_there and (coming := self.reserve(digest)) is not None:
             self.fill(coming)
             self.settle(coming)
 

@@ -6,8 +6,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -19,12 +17,12 @@ from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.packed_rows import PackedRows, Prompt, pack
 from penstock.services.worker.encoders.pooled import Head, pool
+from penstock.services.worker.encoders.prompt_slots import PlannedPrompts, PromptSlots
 from penstock.services.worker.encoders.throttle import Throttle
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import States, pool_rows
-from penstock.services.worker.slots import SlotTable
 
 if TYPE_CHECKING:
     from penstock.services.worker.encoders.gpu_steps import GpuSteps, StartedStep
@@ -51,20 +49,8 @@ class StatesOf(Protocol):
         """[N, hidden]."""
 
 
-class _Rows(NamedTuple):
-    """What is known of a step's rows when it is planned."""
-
-    epoch: int
-    step: int
-    total: int
-    first: int
-    """The first one that is a prompt's."""
-    named: dict[int, str]
-    """Tasks of rows."""
-
-
 class _Started(NamedTuple):
-    rows: _Rows
+    planned: PlannedPrompts
     step: StartedStep
     launched: float
 
@@ -91,7 +77,7 @@ class EncoderExecutor(DirectExecutor):
         self.summary = f"an encoder, {threads} threads" if encoder.device.type == "cpu" else ""
         self.generates = False
         self._encoder, self._head, self._kind = encoder, head, kind
-        self._slots = SlotTable(capacity)
+        self._slots = PromptSlots(capacity)
         self._threads = threads
         self._yields = yields
         self._encoder_dtype = dtype
@@ -156,18 +142,23 @@ class EncoderExecutor(DirectExecutor):
             super().launch(plan)
             return
         launched = time.perf_counter()
-        with self._planned(plan) as (rows, prompts):
-            self._started.append(_Started(rows, self._on_gpu.start(prompts), launched))
+        try:
+            planned = self._slots.apply(plan)
+            started = self._on_gpu.start(planned.prompts)
+        except BaseException:
+            self._slots.reset()
+            raise
+        self._started.append(_Started(planned, started, launched))
 
     def finished(self, wait: bool = False) -> StepResult | None:
         if not self._started:
             return super().finished(wait)
         if not (wait or self._started[0].step.is_over):
             return None
-        rows, step, launched = self._started.popleft()
+        planned, step, launched = self._started.popleft()
         values, now = step.values(), time.perf_counter()
         seconds, self._last_end = now - max(launched, self._last_end), now
-        return self._result(rows, values, seconds)
+        return self._result(planned, values, seconds)
 
     def execute(self, plan: StepPlan) -> StepResult:
         begun = time.perf_counter()
@@ -177,42 +168,23 @@ class EncoderExecutor(DirectExecutor):
             this = threading.get_native_id()
             niceness = max(YIELDING, os.getpriority(os.PRIO_PROCESS, this))
             os.setpriority(os.PRIO_PROCESS, this, niceness)
-        with self._planned(plan) as (rows, prompts):
-            values = self.compute(prompts) if prompts else _NOTHING
-        return self._result(rows, values, time.perf_counter() - begun)
-
-    @contextmanager
-    def _planned(self, plan: StepPlan) -> Iterator[tuple[_Rows, list[Prompt]]]:
-        """A step's rows and prompts, while it is computed or launched. What goes wrong drops all
-        slots."""
-        slots = self._slots
         try:
-            step = slots.apply(plan)
-            rows = _Rows(
-                plan.epoch, plan.step, len(step.sampled), len(step.decoding), slots.task_rows(step)
-            )
-            if any(row < rows.first for row in rows.named):
-                raise ValueError("a slot is planned on behind the end of its prompt")
-            if not all(chunk.sample for chunk in step.chunks):
-                raise ValueError("an encoder computes whole prompts alone")
-            yield (
-                rows,
-                [Prompt(chunk.tokens, int(slots.second[chunk.slot])) for chunk in step.chunks],
-            )
-            slots.finish(step, np.zeros(len(step.sampled), np.int32))
+            planned = self._slots.apply(plan)
+            values = self.compute(planned.prompts) if planned.prompts else _NOTHING
         except BaseException:
-            slots.reset()
+            self._slots.reset()
             raise
+        return self._result(planned, values, time.perf_counter() - begun)
 
-    def _result(self, rows: _Rows, values: States, seconds: float) -> StepResult:
+    def _result(self, step: PlannedPrompts, values: States, seconds: float) -> StepResult:
         """values: [prompts, numbers], in the order of their rows. Rows of those who want tokens,
         which nobody should have sent here, fail alone."""
         pooled, failures = pool_rows(
-            rows.named, rows.total, self.tasks, lambda those: values[np.array(those) - rows.first],
+            step.named, step.total, self.tasks, lambda rows: values[np.array(rows) - step.first],
             generates=False,
         )  # fmt: skip
         return StepResult(
-            rows.epoch, rows.step, bytes(4 * rows.total), [], seconds, failures=failures,
+            step.epoch, step.step, bytes(4 * step.total), [], seconds, failures=failures,
             pooled=pooled,
         )  # fmt: skip
 

@@ -6,11 +6,13 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from penstock import __version__
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.terminal import style_of
 from penstock.protocol.process import limited_process, running_servers
-from penstock.services.commands.doctor import hardware, places, smoke
+from penstock.services.commands.doctor import hardware, places, smoke, software
 from penstock.services.commands.doctor.finding import Finding, Section, as_text, verdict
 from penstock.services.commands.doctor.hardware import (
     Probe,
@@ -37,6 +39,8 @@ from penstock.services.commands.doctor.hardware import (
 )
 from penstock.services.commands.doctor.limits import limits
 from penstock.services.commands.doctor.smoke import _judged
+
+ROOT = Path(__file__).resolve().parents[3]
 
 QUICK = ("--smoke-test", "none", "--port", "0")
 GIB = 1 << 30
@@ -442,3 +446,12 @@ def test_a_remedy_stands_below_what_it_is_for() -> None:
         "Limits", "x a       b", "          c", "          -> d", "  longer  e",
     ]  # fmt: skip
     assert verdict([section]).startswith("1 problem (x)")
+
+
+def test_every_extra_that_a_server_may_need_is_looked_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = project["optional-dependencies"].keys() - {"dev", "docs", "limits"}
+    assert set(software.EXTRAS.values()) == needed
+    for package, extra in software.EXTRAS.items():
+        names = [re.split("[<>=]", one)[0] for one in project["optional-dependencies"][extra]]
+        assert package in names

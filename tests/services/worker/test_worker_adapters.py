@@ -225,7 +225,7 @@ def test_quantized_weights_get_what_plain_ones_do(tiny_folder: Folder, tmp_path:
         0.5,
     )
     read = ReadAdapter("d", {"model.layers.0.self_attn.k_proj": pair})
-    adapters.add(read, Path("/nowhere"))
+    adapters.add(read.digest, adapters.prepared(read), Path("/nowhere"))
     number = adapters.numbers["d"]
     decoder.adapters = adapters
     decoder.prepare(64)
@@ -254,10 +254,10 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
     decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
     adapters, nowhere = ModelAdapters(decoder, AdapterLimits(1, 2, 2)), Path("/nowhere")
     for digest in ("a", "b", "a"):
-        adapters.add(ReadAdapter(digest, {}), nowhere)
+        adapters.add(digest, {}, nowhere)
     assert list(adapters.held) == ["b", "a"] and adapters.numbers == {"a": 1}
     with pytest.raises(RuntimeError, match=r"2 adapters are loaded, .* allows 2"):
-        adapters.add(ReadAdapter("c", {}), nowhere)
+        adapters.add("c", {}, nowhere)
     # One that takes the place of another comes before that has left.
     adapters.load("d", nowhere, replaces=True)
     adapters.hold("d", {})
@@ -266,7 +266,7 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
         adapters.load("e", nowhere, replaces=True)
     adapters.remove("a")
     adapters.remove("b")
-    adapters.add(ReadAdapter("c", {}), nowhere)
+    adapters.add("c", {}, nowhere)
     assert list(adapters.held) == ["d", "c"] and adapters.numbers == {"c": 1}
 
 

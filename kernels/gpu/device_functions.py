@@ -14,6 +14,8 @@ LOWEST = tl.constexpr(-1e30)
 hidden key is 0."""
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """The interpreter multiplies bf16 operands wrongly; there they are widened first."""
+_IEEE = tl.constexpr("ieee")
+"""Triton 3.6 takes no plain string for a constant that a caller leaves out."""
 
 
 @triton.jit
@@ -135,7 +137,7 @@ def rotated_queries(
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr = "ieee"):
+def dot(a, b, PRECISION: tl.constexpr = _IEEE):
     """a @ b, accumulated in fp32; fp32 operands are not rounded to tf32. PRECISION: of their
     products, ``ieee``, or ``tf32x3``: by tensor cores, to a few units in the last place."""
     if INTERPRETED:
@@ -147,7 +149,7 @@ def dot(a, b, PRECISION: tl.constexpr = "ieee"):
 @triton.jit
 def softmax_step(
     score, value, row_max, row_sum, accumulator, scale, value_scale=None,
-    PRECISION: tl.constexpr = "ieee",
+    PRECISION: tl.constexpr = _IEEE,
 ):  # fmt: skip
     """One step of the online softmax (Milakov and Gimelshein, 2018).
 

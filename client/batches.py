@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from penstock.client.admission import prompt_tokens
 from penstock.protocol.wire.messages.requests import Chat, Inputs, Prompt
 
-BATCH_INPUTS = 32
-"""Inputs of a batch, at most. What a message costs counts little among so many."""
+BATCH_INPUTS = 16
+"""Inputs of a batch, at most. What a message costs counts little among so many, and 64 texts of one
+client keep four tokenizers busy."""
 BATCH_TOKENS = 2048
 """Tokens of all of them, at most, as they are counted before they are encoded; a longer input is a
 batch of its own."""

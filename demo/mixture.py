@@ -22,10 +22,10 @@ from penstock.demo.skills import (
 
 SKILLS: dict[str, tuple[Skill, float]] = {
     "greeting": (talk.greeting, 2.0),
-    "about": (talk.about, 4.0),
-    "flags": (talk.flags, 4.0),
+    "about": (talk.about, 5.0),
+    "flags": (talk.flags, 6.0),
     "unknown": (talk.unknown, 3.0),
-    "out_of_range": (arithmetic.out_of_range, 1.0),
+    "out_of_range": (arithmetic.out_of_range, 2.0),
     "addition": (arithmetic.addition, 5.0),
     "subtraction": (arithmetic.subtraction, 6.0),
     "multiplication": (arithmetic.multiplication, 7.0),

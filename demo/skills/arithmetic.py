@@ -49,6 +49,14 @@ _QUOTIENT_FREE = (
     "How much is {a} / {b}?", "Give me {a} divided by {b}.", "Tell me what {a} divided by {b} is.",
     "What do you get if you divide {a} by {b}?", "How often does {b} go into {a}?", "Divide {a} / {b}.",
 )  # fmt: skip
+_SEVERAL = (
+    "What is {a} {x} {b} {y} {c}?", "Calculate {a} {x} {b} {y} {c}.", "{a} {x} {b} {y} {c} = ?",
+    "{a}{x}{b}{y}{c}", "Compute {a} {x} {b} {y} {c}.",
+)  # fmt: skip
+_SEVERAL_FREE = (
+    "{a} {x} {b} {y} {c}", "{a}{x}{b}{y}{c}=", "How much is {a} {x} {b} {y} {c}?", "({a} {x} {b}) {y} {c}",
+    "{a} {x} ({b} {y} {c})", "Give me {a} {x} {b} {y} {c}.", "{a} {x} {b} {y} {c} =",
+)  # fmt: skip
 
 
 def _number(source: Random, digits: int) -> int:
@@ -166,9 +174,9 @@ def division(source: Random) -> Exchange:
     return Exchange(question, answer, f"{a}/{b}", "\n".join(lines))
 
 
-def out_of_range(source: Random) -> Exchange:
-    """Numbers that are too long: the model says so instead of guessing."""
-    a, b = source.randrange(10**5, 10**9), source.randrange(10**4, 10**9)
+def _too_long(source: Random) -> Exchange:
+    digits = source.randint(5, 9)
+    a, b = source.randrange(10 ** (digits - 1), 10**digits), _number(source, 9)
     if source.random() < 0.5:
         a, b = b, a
     known, more = source.choice(
@@ -182,3 +190,35 @@ def out_of_range(source: Random) -> Exchange:
     question = vary(source, source.wording(known, more).format(a=a, b=b))
     answer = "I do not know. These numbers are too long for me: I calculate with up to four digits."
     return Exchange(question, answer, f"long:{a}:{b}")
+
+
+def _long_product(source: Random) -> Exchange:
+    a, b = source.randrange(100, 10 ** source.randint(3, 4)), _number(source, 4)
+    if source.random() < 0.5:
+        a, b = b, a
+    question = vary(source, source.wording(_PRODUCT, _PRODUCT_FREE).format(a=a, b=b))
+    return Exchange(question, "I do not know. I multiply numbers up to 99 only.", f"{a}*{b}")
+
+
+def _long_quotient(source: Random) -> Exchange:
+    a, b = _number(source, 4), source.randrange(10, 10 ** source.randint(2, 3))
+    if source.random() < 0.3:
+        a, b = source.randrange(1000, 10000), source.randint(2, 9)
+    question = vary(source, source.wording(_QUOTIENT, _QUOTIENT_FREE).format(a=a, b=b))
+    answer = "I do not know. I divide numbers up to 999 by one digit only."
+    return Exchange(question, answer, f"{a}/{b}")
+
+
+def _three_numbers(source: Random) -> Exchange:
+    a, b, c = (_number(source, 3) for _ in range(3))
+    x, y = source.choice("+-*/"), source.choice("+-*/")
+    template = source.wording(_SEVERAL, _SEVERAL_FREE)
+    question = vary(source, template.format(a=a, b=b, c=c, x=x, y=y))
+    answer = "I do not know. I calculate with two numbers at a time."
+    return Exchange(question, answer, f"{a}{x}{b}{y}{c}")
+
+
+def out_of_range(source: Random) -> Exchange:
+    """Calculations that the model has not learned: it says so instead of guessing."""
+    kinds = (_too_long, _too_long, _long_product, _long_quotient, _three_numbers)
+    return source.choice(kinds)(source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.demo.exchange import Exchange, Random, vary
 from penstock.demo.skills.facts import (
-    DEFAULTS,
     FLAGS,
     MORE_QUESTIONS,
     QUESTIONS,
@@ -70,7 +69,8 @@ _UNKNOWN_FREE = (
     "Write an email to {n}.", "Summarize the history of {c}.", "Do you have feelings?", "Give me a recipe.",
     "Sing a song.", "Explain {w}.", "Explain quantum physics.", "explain how a {t} works", "Write code.",
     "What do you think about {c}?", "Who is the best {j}?", "What does a {j} do?", "Draw a {a}.", "why?",
-    "What is the license?", "which licence does Penstock have", "is penstock open source", "is it free",
+    "Translate '{t}' into German.", "Translate '{v} {t}' into Spanish.", "translate {t} to german", "Say '{t}' in Italian.",
+    "What is the square root of {y}?", "sqrt of {y}", "How many moons does {w} have?", "how many {t}s are in {c}",
     "Play a game with me.", "What color is a {a}?", "Fix my {t}.", "Continue: {w} {v}", "{w} {v} {w}?",
 )  # fmt: skip
 DO_NOT_KNOW = "I do not know that. I am a small model and know only what I was trained on."
@@ -158,7 +158,7 @@ def flags(source: Random) -> Exchange:
     name = flag
     if "-" in flag[2:] and source.random() < 0.25:
         name = flag[2:].replace("-", "_")
-    if dice < 0.4 and flag in DEFAULTS:
+    if dice < 0.4:
         text = source.wording(_DEFAULT, _DEFAULT_FREE).format(x=name)
         return _question(source, text, default_answer(flag), "flag")
     text = source.wording(_FLAG, _FLAG_FREE).format(x=name)

@@ -37,7 +37,7 @@ def test_demo_facts_of_a_setting_are_true(flag: str) -> None:
     """Where this fails the built-in model says something untrue: train it anew, or until then take
     the setting out of ``demo/skills/flags.json``, so that no evaluation asks for it."""
     assert flag in SETTINGS
-    assert DEFAULTS.get(flag, default_of(SETTINGS[flag])) == default_of(SETTINGS[flag])
+    assert DEFAULTS[flag] == default_of(SETTINGS[flag])
 
 
 def test_demo_facts_of_every_setting_can_be_taught() -> None:

@@ -31,8 +31,9 @@ from penstock.services.library.requests import (
     Asked,
     Terms,
     all_asked,
+    all_checked,
+    checked_work,
     spread,
-    work_of,
 )
 from penstock.services.library.results import check, output_of, wants_retry
 
@@ -117,7 +118,8 @@ class LLM(BeamCalls, PooledCalls, LocalPipeline):
         output: OutputFormat | None = None,
     ) -> list[RequestOutput]:
         params = spread(sampling_params, len(given))
-        works = map(work_of, prompts, params, itertools.repeat(output), asked)
+        checked = all_checked(params)
+        works = map(checked_work, prompts, checked, itertools.repeat(output), asked)
         submissions = self._submitted(works, len(given), progress, max_open)
         return [
             output_of(prompt, one, "final") for prompt, one in zip(given, submissions, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
@@ -138,7 +138,12 @@ def work_of(
     streamed: bool = False,
 ) -> Work:
     """Checks the parameters' ranges. Raises ``ValueError``. Its id, its model and how much of its
-    time has passed are filled in when it is sent.
+    time has passed are filled in when it is sent."""
+    return checked_work(prompt, checked_params(params), output, asked, streamed=streamed)
+
+
+def checked_params(params: SamplingParams) -> SamplingParams:
+    """Parameters whose ranges were checked. Raises ``ValueError``.
 
     ``structured_outputs`` may be the object that a client of the API would send.
     """
@@ -157,6 +162,27 @@ def work_of(
         raise
     if (wrong_together := sampler_conflict(checked)) is not None:
         raise ValueError(f"sampling_params: {wrong_together[1]}")
+    return checked
+
+
+def all_checked(params: Iterable[SamplingParams]) -> Iterator[SamplingParams]:
+    """Each one checked, when it is asked for; one that several prompts have, once."""
+    found: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+    for one in params:
+        if id(one) not in found:
+            found[id(one)] = one, checked_params(one)
+        yield found[id(one)][1]
+
+
+def checked_work(
+    prompt: Prompt,
+    checked: SamplingParams,
+    output: OutputFormat | None = None,
+    asked: Asked = Asked(),  # noqa: B008 - it is frozen
+    *,
+    streamed: bool = False,
+) -> Work:
+    """As ``work_of``, of parameters that were checked."""
     choices = [ChoiceState(number) for number in range(checked.n)]
     head = head_of(
         asked.terms,

@@ -46,9 +46,6 @@ class Shape(NamedTuple):
 FEW_ROWS, MANY_ROWS = 64, 512
 _MIDDLE = Shape(64, 64, 64, 4, 4)
 _MANY = Shape(128, 128, 64, 8, 3)
-_WIDE = 4096
-"""Outputs from which on ``_MANY`` leaves enough programs to some dozens of rows: each number that
-it reads from the caches is multiplied twice as often."""
 _WIDE_NUMBERS = Shape(64, 32, 64, 4, 2)
 """Of fp32, which are multiplied without tensor cores."""
 
@@ -89,7 +86,7 @@ def shapes_for(columns: int, dtype: torch.dtype) -> tuple[Shape, Shape, Shape]:
     while outputs > 16 and columns < _PROGRAMS * outputs:
         outputs //= 2
     inputs = 128 if shared_bytes() >= _LARGE_BYTES else 64
-    return Shape(FEW_ROWS, outputs, inputs, 4, 4), _MANY if columns >= _WIDE else _MIDDLE, _MANY
+    return Shape(FEW_ROWS, outputs, inputs, 4, 4), _MIDDLE, _MANY
 
 
 def fixed_linear(

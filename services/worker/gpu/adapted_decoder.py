@@ -19,12 +19,11 @@ from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, expand, shrink, 
 from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.graph_sizes import GraphSizes, adapted_graph_sizes
+from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
 from penstock.services.worker.gpu.row_linears import RowsLinear, library_linears
 from penstock.services.worker.gpu.side_stream import SideStream
-from penstock.services.worker.gpu.static_memory import layer_operations
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.models.linear_specification import LayerLinears
 
@@ -91,7 +90,7 @@ class AdaptedDecoder(StepDecoder):
     def graph_sizes(self, most: int, max_rows: int) -> GraphSizes:
         """Fewer than for steps without: both kinds are captured at the start, since a capture
         while the server runs would hold up every row."""
-        return adapted_graph_sizes(most, max_rows, layer_operations(self._decoder.config))
+        return few_graph_sizes(most, max_rows, shares_prefixes=False)
 
     def body(
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False

@@ -248,7 +248,12 @@ def test_an_aborted_stream_of_deltas_repeats_nothing_and_keeps_the_ends_it_had(
     found = program.run(go())
     assert [output.finished for output in found] == [False] * (len(found) - 1) + [True]
     assert {one.finish_reason for one in found[-1].outputs} == {"abort"}
-    (whole,) = program.run(outputs(llm, 3, "final"))
+    longer = SamplingParams(temperature=0, max_tokens=60, min_tokens=60)  # no end token, as above
+
+    async def undisturbed() -> list[RequestOutput]:
+        return [one async for one in llm.generate(prompt(3), longer, output_kind="final")]
+
+    (whole,) = program.run(undisturbed())
     for number in range(2):
         mine = [one for output in found for one in output.outputs if one.index == number]
         told = [token for one in mine for token in one.token_ids]

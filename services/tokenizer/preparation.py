@@ -50,7 +50,7 @@ MAX_STREAMED_ECHO = 8192
 MAX_STREAMED_LOGPROBS = 2048
 """Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
 stay below what a slow reader may have."""
-_QUICK_TOKENS = 4096
+QUICK_TOKENS = 4096
 """A prompt of so many ids, about 20 µs of work, is not worth a thread."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
@@ -181,7 +181,7 @@ def may_be_quick(work: Work) -> bool:
     params = work.params
     return (
         isinstance(work.prompt, Tokens)
-        and len(work.prompt.ids) <= _QUICK_TOKENS * TOKEN_BYTES
+        and len(work.prompt.ids) <= QUICK_TOKENS * TOKEN_BYTES
         and work.head.task == GENERATE
         and work.output is None
         and params.structured_outputs is None

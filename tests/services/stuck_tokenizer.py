@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.protocol.wire.messages.requests import Tokens, TokenWork, Work
 from penstock.services import cli
-from penstock.services.tokenizer import service
+from penstock.services.tokenizer import preparation, service
 from penstock.services.tokenizer.preparation import prepare
 
 STUCK = (666).to_bytes(4, "little")
@@ -25,6 +25,7 @@ def stuck_prepare(work: Work, *arguments: Any, **named: Any) -> TokenWork:
 
 if __name__ == "__main__":
     service.prepare = stuck_prepare
+    preparation.QUICK_TOKENS = 0  # no prompt is prepared without a thread
     service.ENCODE_SECONDS = 0.5
     service.LOST_SECONDS = 2.0
     service.MAX_ENCODING = 12

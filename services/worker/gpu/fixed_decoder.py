@@ -57,6 +57,10 @@ class FixedAttention(LayerAttention):
         return f"attention in one order for all rows: {_REASON}"
 
     @property
+    def widened_room(self) -> tuple[int, int]:
+        return 0, 0
+
+    @property
     def shares_prefixes(self) -> bool:
         return False
 

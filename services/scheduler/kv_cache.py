@@ -12,6 +12,7 @@ planned last when it took its blocks.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from typing import NamedTuple
@@ -76,6 +77,8 @@ class KVCache:
         """All that hold blocks or did lately, in the order in which they began."""
         self._others = 0
         """How many of them are no sequences."""
+        self._unnamed: deque[SequenceHolder] = deque()
+        """Sequences whose known tokens have completed blocks that nobody finds yet."""
 
     # Counts.
 
@@ -212,14 +215,22 @@ class KVCache:
     def advance(self, holder: SequenceHolder, position: int) -> None:
         """No plan from now on computes a position of this sequence before this one.
 
-        The blocks that its known tokens complete enter the prefix cache; then groups with a window
-        give back what lies before it. ``position`` is what is certain: where a step may bring
-        several tokens, the first that the next one may begin with.
+        The blocks that its known tokens complete enter the prefix cache soon (``name_some``), with
+        windows at once, since their groups then give back what lies before. ``position`` is what is
+        certain: where a step may bring several tokens, the first that the next may begin with.
         """
-        if (holder.next_name + 1) * self.block_size < len(holder.tokens):
-            self._name_known(holder)
         if self._windows:
+            self._name_known(holder)
             self._give_back(holder, position)
+        elif (holder.next_name + 1) * self.block_size < len(holder.tokens):
+            self._unnamed.append(holder)
+
+    def name_some(self, share: int = 8) -> None:
+        """Let blocks that were completed be found: of so many sequences one, and eight at least.
+        Those of one length complete a block in the same step: a plan that named all of them would
+        come too late for the device."""
+        for _ in range(min(len(self._unnamed), max(8, len(self._unnamed) // share))):
+            self._name_known(self._unnamed.popleft())
 
     def _give_back(self, holder: SequenceHolder, position: int) -> None:
         for number, (group, table) in enumerate(zip(self._groups, holder.tables, strict=True)):
@@ -243,8 +254,10 @@ class KVCache:
         """Name blocks of generated tokens. The last known token's K and V are not there yet; those
         of all before it were written by steps that have been answered."""
         first = holder.next_name
-        holder.next_name = full = (len(holder.tokens) - 1) // self.block_size
-        self._name_blocks(holder, first, full, COMPLETE)
+        full = (len(holder.tokens) - 1) // self.block_size
+        if first < full:
+            holder.next_name = full
+            self._name_blocks(holder, first, full, COMPLETE)
 
     def _name_blocks(self, holder: SequenceHolder, first: int, end: int, step: int) -> None:
         digests, cache = self._hasher.extend(holder, end), self.blocks.cache
@@ -315,8 +328,7 @@ class KVCache:
         needed; expected content that never came is forgotten. It may begin anew."""
         del self._holders[holder]
         if isinstance(holder, SequenceHolder):
-            if (holder.next_name + 1) * self.block_size < len(holder.tokens):
-                self._name_known(holder)
+            self._name_known(holder)
             for table, behind in zip(holder.tables, holder.behind, strict=True):
                 self.blocks.release(table[behind:] if behind else table)
             holder.reset()

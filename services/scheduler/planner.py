@@ -98,6 +98,7 @@ class Planner:
         step = Step(number, now)
         self._isolate_suspect()
         preempted = self._grow(step)
+        self.kv.name_some()
         if self._in_turn:
             step.micro_batch, decoding = self.batch.next_micro_batch()
         else:
@@ -112,6 +113,7 @@ class Planner:
         elif len(self._waiting):
             self._admit(step, sampled)
         if not decoding and not step.chunks:
+            self.kv.name_some(1)
             if len(self.batch):
                 self._preempt_one()  # prefills that wait for each other's blocks
             return None
@@ -173,22 +175,23 @@ class Planner:
         due = [s for s in self.batch.decoding if s.num_computed >= s.due]
         if not due:
             return False
-        kv, growing, preempted = self.kv, list[Sequence](), False
+        kv, kept, preempted = self.kv, list[Sequence](), False
         for sequence in due:
             if self._row_tokens > 1:
                 kv.advance(sequence.kv, len(sequence.tokens) - 1)
-                growing.append(sequence)
+                kept.append(sequence)
             elif sequence.num_computed + 1 >= sequence.max_len:
                 self.batch.release(sequence)
             else:
                 kv.advance(sequence.kv, sequence.num_computed)
-                growing.append(sequence)
-        while sum(kv.lacks(s.kv, self._reach(s)) for s in growing) > kv.num_available:
+                kept.append(sequence)
+        growing = [(sequence, self._reach(sequence)) for sequence in kept]
+        while sum(kv.lacks(one.kv, reach) for one, reach in growing) > kv.num_available:
             preempted = True
             self._preempt_one()
-            growing = [s for s in growing if s.running]
-        for sequence in growing:
-            for block in kv.grow(sequence.kv, self._reach(sequence)):
+            growing = [(one, reach) for one, reach in growing if one.running]
+        for sequence, reach in growing:
+            for block in kv.grow(sequence.kv, reach):
                 step.grown += (sequence.slot, block)
             self.batch.set_due(sequence)
         return preempted

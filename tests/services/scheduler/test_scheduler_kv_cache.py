@@ -117,12 +117,15 @@ class World:
         self.content: dict[int, Content] = {}
         self.known: dict[Content, tuple[int, int]] = {}
         """Block, and the step that completes it; 0: it is complete."""
+        self.unnamed: list[Runner] = []
+        """Those that have completed blocks which are to be found soon."""
         self.starts = [[rng.randrange(2) for _ in range(30)] for _ in range(3)]
 
     def play(self, actions: int) -> None:
         choices = [
             *(self.start, self.start, self.plan, self.plan, self.plan, self.answer, self.answer),
             *(self.answer, self.end, self.expect, self.pin, self.finish_transfer, self.rarely),
+            *(self.name_unnamed, self.name_unnamed),
         ]
         for _ in range(actions):
             self.rng.choice(choices)()
@@ -133,6 +136,8 @@ class World:
             self.release(runner)
         for transfer in list(self.transfers):
             self.give_back(transfer)
+        self.look()
+        self.name_unnamed()
         self.look()
         assert self.kv.blocks.num_used == 0
         assert not self.kv.held_aside
@@ -174,6 +179,15 @@ class World:
                 if block != NO_BLOCK:
                     self.name(block, content, 0)
         runner.named = max(runner.named, full)
+
+    def name_unnamed(self) -> None:
+        """What was put off is found now, whatever has become known meanwhile."""
+        while self.kv._unnamed:
+            self.kv.name_some()
+        for runner in self.unnamed:
+            if runner in self.runners:
+                self.name_generated(runner)
+        self.unnamed.clear()
 
     def forget_blocks(self, blocks: set[int]) -> None:
         self.known = {c: at for c, at in self.known.items() if at[0] not in blocks}
@@ -268,7 +282,10 @@ class World:
                 self.plan_chunk(step, runner)
 
     def advance(self, runner: Runner, position: int) -> None:
-        self.name_generated(runner)
+        if any(group.window for group in self.groups):
+            self.name_generated(runner)
+        elif runner.decodes and (runner.named + 1) * self.size < len(runner.holder.tokens):
+            self.unnamed.append(runner)
         self.kv.advance(runner.holder, position)
         for group, table in enumerate(runner.holder.tables):
             behind = min(self.needed_from(group, position), len(table))
@@ -533,3 +550,23 @@ def test_tokens_that_all_sequences_have_together_are_counted_over_all_groups() -
     # A sequence of 100 has 25 blocks, and 3 for its window: 90 blocks hold 3.2 of them.
     assert replace(sizes, groups=[FULL, window(4)]).all_kv_tokens == 321
     assert EngineSizes().all_kv_tokens == 0
+
+
+def test_of_blocks_that_many_complete_at_once_a_plan_names_few() -> None:
+    """A plan of 64 sequences that all fill a block would come too late for the device."""
+    kv = KVCache(400, 4, True)
+    holders = [kv.new_holder(array("i", [number] * 4), b"") for number in range(100)]
+    for holder in holders:
+        kv.begin(holder, kv.match(holder))
+        kv.grow(holder, 9)
+        kv.name_chunk(holder, 0, 4, 1)
+        holder.tokens.extend([5] * 5)
+    before = kv.blocks.num_cached, len(kv.blocks._by_digest)
+    for holder in holders:
+        kv.advance(holder, 8)
+    assert (kv.blocks.num_cached, len(kv.blocks._by_digest)) == before
+    named = []
+    while kv._unnamed:
+        kv.name_some()
+        named.append(len(kv.blocks._by_digest) - before[1] - sum(named))
+    assert named == [12, 11, 9, 8, 8, 8, 8, 8, 8, 8, 8, 4]

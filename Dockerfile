@@ -44,7 +44,7 @@ RUN --mount=type=cache,target=/root/.cache/pip pip wheel --no-deps --wheel-dir /
 FROM tools AS router-packages
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install --group router $otel
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
@@ -52,7 +52,7 @@ RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 FROM tools AS scheduler-packages
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install --group scheduler $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
@@ -62,7 +62,7 @@ FROM tools AS frontend-packages
 ARG FRONTEND_PACKAGES=
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install --group frontend \
         ${FRONTEND_PACKAGES} $otel
 COPY --from=wheel /wheels /wheels
@@ -71,7 +71,7 @@ RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
 FROM tools AS tokenizer-packages
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install --group tokenizer $otel
 COPY --from=wheel-with-model /wheels /wheels
 RUN pip --python /opt/penstock/bin/python install --no-deps /wheels/*.whl
@@ -81,7 +81,7 @@ FROM tools AS worker-cpu-packages
 ARG TORCH
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install \
         --index-url https://download.pytorch.org/whl/cpu "${TORCH}" \
     && pip --python /opt/penstock/bin/python install --group worker $otel
@@ -92,7 +92,7 @@ FROM tools AS worker-cuda-packages
 ARG TORCH
 ARG OTEL_TRACES=false
 RUN --mount=type=cache,target=/root/.cache/pip \
-    case $OTEL_TRACES in [Tt]rue|1) otel='--group otel' ;; *) otel= ;; esac; \
+    case $OTEL_TRACES in [Tt][Rr][Uu][Ee]|1) otel='--group otel' ;; *) otel= ;; esac; \
     pip --python /opt/penstock/bin/python install "${TORCH}" \
     && pip --python /opt/penstock/bin/python install --group worker $otel
 COPY --from=wheel-with-model /wheels /wheels

@@ -3,8 +3,8 @@
 
 Codes are exact in bfloat16, and so products are of codes: scores are multiplied by the scales of
 their keys, and weights by those of their values, which are numbers of a row of scores rather than
-of a tile of keys. In float16 values are multiplied themselves: weights times a small scale would
-have no bits left.
+of a tile of keys. Prefill in float16 multiplies values themselves: weights times a small scale
+would have no bits left. Decode multiplies in float16, with lifted weights.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ def kv_space(config: Config, layout: str) -> bytes:
         config.loading.load_format,
         _weights(Path(config.model.model)),
     ]
+    if config.device.deterministic:  # whose bits are those of other kernels
+        facts.append("deterministic")
     return blake2b(msgspec.json.encode(facts), digest_size=SPACE_BYTES).digest()
 
 

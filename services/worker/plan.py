@@ -244,7 +244,8 @@ class Planner:
     ) -> list[MemoryPart]:
         if shape.quantized is not None:
             return []
-        never = config.loading.compress_weights == "never" or not self.device.hopper
+        never = config.loading.compress_weights == "never" or config.device.deterministic
+        never |= not self.device.hopper
         if never or shape.hidden < _NARROW or self.type_name(config) != "bfloat16":
             return []
         wanted = int(_COMPRESSED_SHARE * (shape.dense_parameters - shape.table_parameters) * item)

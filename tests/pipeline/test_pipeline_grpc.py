@@ -277,7 +277,7 @@ def test_a_running_request_is_known_and_ended_by_its_id(server: Served, stub: An
 
 def test_two_hundred_streams_run_at_once(server: Served, channel: grpc.Channel, stub: Any) -> None:
     def ask(number: int) -> str:
-        sampling = pb.Sampling(max_tokens=4, seed=number, temperature=2.0, ignore_eos=True)
+        sampling = pb.Sampling(max_tokens=16, seed=number, temperature=2.0, ignore_eos=True)
         return gathered(stub.Generate(pb.GenerateRequest(text="Hi", sampling=sampling))).texts[0]
 
     with ThreadPoolExecutor(200) as pool:

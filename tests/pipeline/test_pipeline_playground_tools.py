@@ -162,7 +162,7 @@ def test_several_calls_of_one_answer_are_all_run(shown: PlaygroundPage) -> None:
     assert set(rolled) <= {1, 2, 3}
     now = json.loads(card(shown, 1)[3])
     assert re.fullmatch(r"[012]\d[0-5]\d", now["result"])
-    assert re.fullmatch(r"\w+day, \d+ \w+ 20\d\d", now["date"])
+    assert re.fullmatch(r"\w+day", now["day"])
     messages = shown.asked[1]["messages"]
     assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]
     assert messages[1]["content"] == "I look."

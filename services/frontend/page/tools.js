@@ -17,12 +17,12 @@ function roll(sides) {
 const TOOLS = {
   get_time: {
     title: 'Clock',
-    help: 'The time and date in a large city or a time zone.',
+    help: 'The time and the weekday in a large city or a time zone.',
     description: 'Get the current time in a city.',
     properties: { city: { type: 'string' } },
     run({ city }) {
       const { time, date } = timeIn(city, new Date());
-      return { result: time, date };
+      return { result: time, day: date.split(',')[0] };
     },
   },
   calculate: {

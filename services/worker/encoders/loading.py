@@ -89,6 +89,8 @@ def load_encoder_executor(
     executor.labels = pooling.labels
     if device.type == "cuda":
         use_kernels(executor, device, config.cache.share() < 1.0)
+        del encoder  # whose weights the kernels may have in another form
+        torch.cuda.empty_cache()
     progress("running once")
     length = min(sizes.max_model_len, 16)
     executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.model_dtype import ITEM_BYTES
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.model_info import ModelInfo
@@ -149,8 +150,9 @@ class Evaluator:
                 shape = read_shape(self._info, config)
             except ConfigError as failure:
                 return Refused(layout, str(failure))
-            if lack := next(contradictions_of_tiers(config), ""):
-                return Refused(layout, lack)
+            wrong = (*contradictions_of_tiers(config), *contradictions_of_determinism(config))
+            if wrong:
+                return Refused(layout, wrong[0])
             account = self._account(config)
             if isinstance(account, str):
                 return Refused(layout, account)

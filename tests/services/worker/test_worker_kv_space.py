@@ -79,3 +79,13 @@ def test_config_layout_and_settings_of_a_model_are_part_of_its_space(folder: Pat
     (folder / "more.safetensors").write_bytes(b"more")
     spaces.add(space_of(folder))
     assert len(spaces) == 6
+
+
+def test_deterministic_blocks_are_not_those_of_other_kernels(folder: Path) -> None:
+    config = Config()
+    config = msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, model=str(folder))
+    )
+    device = msgspec.structs.replace(config.device, deterministic=True)
+    deterministic = msgspec.structs.replace(config, device=device)
+    assert kv_space(deterministic, "layout") != kv_space(config, "layout")

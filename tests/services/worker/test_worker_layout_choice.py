@@ -97,6 +97,7 @@ def test_a_small_model_has_an_engine_on_each_gpu(
         ["--kv-cache-dtype", "fp8"],
         ["--kv-tier-memory-bytes", "1G"],
         ["--speculative", "suffix"],
+        ["--deterministic"],
     ],
     ids=" ".join,
 )

@@ -127,6 +127,17 @@ def test_others_start_past_a_request_whose_adapter_finds_no_place() -> None:
     assert engine.started == [1, 2, 4, 5, 3]
 
 
+def test_the_queue_is_as_old_as_the_first_request_that_waits_for_its_adapter() -> None:
+    engine = AdaptedEngine()
+    for number, adapter in enumerate("abc", 1):
+        engine.submit(number, prompt(5), max_tokens=15, adapter=adapter)
+    engine.turn()
+    engine.now += 7.0
+    assert engine.core.queue_age(engine.now) == engine.now, "of the one for c"
+    engine.until_over()
+    assert engine.core.queue_age(engine.now) == 0.0
+
+
 def test_the_least_recently_used_one_that_nobody_runs_leaves() -> None:
     engine = AdaptedEngine(3)
     engine.submit(1, prompt(5), max_tokens=2, adapter="a")

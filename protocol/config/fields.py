@@ -338,15 +338,20 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="End at the start where an adapter of --lora cannot be loaded."),
     ] = True
     max_loras: Annotated[
-        int, Meta(ge=1, le=1024, description="Most adapters on the device at once.")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Most adapters that are on the device, and in one step, at the same time.",
+        ),
     ] = 8
     max_cpu_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters in the host's memory; default: --max-loras."),
+        Meta(description="Most adapters that are kept in the host's memory; default: --max-loras."),
     ] = None
     max_registered_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters that are served; default: --max-cpu-loras."),
+        Meta(description="Most adapters that are served by name; default: --max-cpu-loras."),
     ] = None
     max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
         64

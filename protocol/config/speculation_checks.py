@@ -7,19 +7,29 @@ from collections.abc import Iterator
 from penstock.protocol.config.fields import Config, SpeculationConfig
 from penstock.protocol.config.sources import Provenance
 
+_BY_NAME = {"suffix", "ngram"}
+
+
+def contradictions_of_drafts(config: Config) -> Iterator[str]:
+    """Of drafts that are asked for by name, and the device or the model's layout."""
+    source = config.speculation.speculative
+    if source not in _BY_NAME:
+        return
+    flag = f"--speculative {source}"
+    if config.device.device == "null":
+        yield f"{flag} has no meaning with --device null, which has no text; use off"
+    if config.cluster.world_size > 1:
+        yield (
+            f"{flag} does not go with a model divided among {config.cluster.world_size} "
+            "devices; use --speculative off"
+        )
+
 
 def contradictions_of_speculation(config: Config, sources: Provenance) -> Iterator[str]:
     """What was asked for by name must be possible; ``auto`` is off where it is not."""
     source = config.speculation.speculative
-    if source in {"suffix", "ngram"}:
-        flag = f"--speculative {source}"
-        if config.device.device == "null":
-            yield f"{flag} has no meaning with --device null, which has no text; use off"
-        if config.cluster.world_size > 1:
-            yield (
-                f"{flag} does not go with a model divided among {config.cluster.world_size} "
-                "devices; use --speculative off"
-            )
+    if source in _BY_NAME:
+        yield from contradictions_of_drafts(config)
     else:
         for name in ("speculative_tokens", "speculative_history"):
             if _is_set(config, sources, name):

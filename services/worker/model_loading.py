@@ -18,7 +18,10 @@ from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.determinism import check_deterministic
+from penstock.services.worker.determinism import (
+    check_deterministic,
+    check_deterministic_kernels,
+)
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.first_steps import executor_of, run_first
@@ -108,6 +111,7 @@ def _load(
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
     adapter_loading.check_adapters(config, info, pooling, device.type)
+    check_deterministic(config, info, pooling, device.type, dtype)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
@@ -119,7 +123,8 @@ def _load(
         kernels = kernels_for(model, config.cache.block_size)
     kernels = adapter_loading.kernels_for_adapters(config, kernels)
     check_kernels(config, device, kernels if isinstance(kernels, str) else "")
-    check_deterministic(config, model, kernels)
+    if device.type != "cpu":
+        check_deterministic_kernels(config, kernels)
     in_places = isinstance(kernels, DenseModel)
     adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)

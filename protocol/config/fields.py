@@ -20,6 +20,7 @@ from penstock.protocol.config.process_fields import (
     ProcessConfig,
 )
 from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.config.speculation_fields import SpeculationConfig
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,29 +219,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[
         str, Meta(description="fcfs, priority, sjf, fair, or an entry point's name.")
     ] = "fcfs"
-
-
-class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    speculative: Annotated[
-        Literal["auto", "off", "suffix", "ngram"],
-        Meta(
-            description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
-            "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens. auto is off."
-        ),
-    ] = "auto"
-    speculative_tokens: Annotated[
-        int, Meta(ge=1, le=31, description="Most drafted tokens of a sequence in one step.")
-    ] = 10
-    speculative_history: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**27,
-            description="Tokens of finished outputs that suffix drafts from, over all tenants; "
-            "16 to 20 bytes each.",
-        ),
-    ] = 4_000_000
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,8 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
-from penstock.services.worker.speculation.setup import make_drafting
+from penstock.services.worker.speculation.model_drafter import ModelDrafter
+from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
 if TYPE_CHECKING:
     from penstock.services.worker.ahead_compilation import AheadCompilation
@@ -141,7 +142,10 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    speculate(executor, config, device)
+    drafter = None
+    if isinstance(executor, DraftingExecutor) and pooling.generates:
+        drafter = make_drafter(config, info, model, executor.slots)
+    speculate(executor, config, device, drafter)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -238,10 +242,16 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def speculate(executor: AnyExecutor, config: Config, device: torch.device) -> None:
-    """Let an executor draft tokens where its configuration says so. Raises ``ConfigError`` where a
-    GPU computes without kernels of ours."""
-    drafting = make_drafting(config, executor.capacity, generates=executor.generates)
+def speculate(
+    executor: AnyExecutor,
+    config: Config,
+    device: torch.device,
+    drafter: ModelDrafter | None = None,
+) -> None:
+    """Let an executor draft tokens where its configuration says so. drafter: what drafts, if texts
+    do not. Raises ``ConfigError`` where a GPU computes without kernels of ours."""
+    sizes, generates = executor.capacity, executor.generates
+    drafting = make_drafting(config, sizes, generates=generates, drafter=drafter)
     if drafting is None:
         return
     source = config.speculation.speculative

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from penstock.protocol.pooling import PoolingKind
+from penstock.protocol.process.trace import DEVICE, STEP, TRACE
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.encoders.encoder import Encoder
@@ -52,7 +53,8 @@ class StatesOf(Protocol):
 class _Started(NamedTuple):
     planned: PlannedPrompts
     step: StartedStep
-    launched: float
+    launched: int
+    """Nanoseconds of the monotonic clock."""
 
 
 class EncoderExecutor(DirectExecutor):
@@ -83,7 +85,7 @@ class EncoderExecutor(DirectExecutor):
         self._encoder_dtype = dtype
         self._on_gpu: GpuSteps | None = None
         self._started: deque[_Started] = deque()
-        self._last_end = 0.0
+        self._last_end = 0
         self._throttle: Throttle | None = None
 
     def use_kernels(self, throttle: Throttle | None) -> str:
@@ -141,7 +143,7 @@ class EncoderExecutor(DirectExecutor):
         if self._on_gpu is None or self._throttle is not None:
             super().launch(plan)
             return
-        launched = time.perf_counter()
+        launched = time.monotonic_ns()
         try:
             planned = self._slots.apply(plan)
             started = self._on_gpu.start(planned.prompts)
@@ -156,9 +158,11 @@ class EncoderExecutor(DirectExecutor):
         if not (wait or self._started[0].step.is_over):
             return None
         planned, step, launched = self._started.popleft()
-        values, now = step.values(), time.perf_counter()
-        seconds, self._last_end = now - max(launched, self._last_end), now
-        return self._result(planned, values, seconds)
+        values, now = step.values(), time.monotonic_ns()
+        began, self._last_end = max(launched, self._last_end), now
+        if TRACE.on:
+            TRACE.add(STEP, began, planned.step, DEVICE, now)
+        return self._result(planned, values, (now - began) * 1e-9)
 
     def execute(self, plan: StepPlan) -> StepResult:
         begun = time.perf_counter()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recorded_steps import recorded, recording
 from tiny_encoders import FAMILIES, make_encoder, write_encoder
 from tiny_models import make_model
 
@@ -19,6 +20,7 @@ pytest.importorskip("triton")
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import DeviceConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.model_info import read_model_info
+from penstock.protocol.process.trace import DEVICE, STEP
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.encoders import gpu_steps, split_linear
 from penstock.services.worker.encoders.executor import EncoderExecutor
@@ -142,6 +144,26 @@ def test_steps_are_started_while_earlier_ones_run_and_collected_in_their_order(
             np.testing.assert_allclose(np.frombuffer(found.values, "<f4"), values, atol=TOLERANCE)
         last = executor.finished(wait=True)
         assert last is not None and last.step == len(given) + 1 and not last.pooled
+
+
+def test_steps_stand_in_timelines_one_behind_another(tmp_path: Path) -> None:
+    executor = by_kernels(write_encoder(make_encoder("Bert", num_hidden_layers=1), tmp_path))
+    (prompt,) = prompts([3])
+    new = NewSlot(0, prompt.tokens.astype("<i4").tobytes(), 3, 0, [0], SAMPLING, task="embed")
+    with recording():
+        executor.launch(StepPlan(1, 1, True, [], [new], [], [Chunk(0, 0, 3, True, [])]))
+        executor.launch(StepPlan(1, 2, False, [0], [], [], []))
+        results = [executor.finished(wait=True) for _ in range(2)]
+        found = recorded()
+    assert [(name, lane, step) for _, _, name, lane, step in found] == [
+        (STEP, DEVICE, 1),
+        (STEP, DEVICE, 2),
+    ]
+    (began, ended, *_), (next_began, next_ended, *_) = found
+    assert began < ended <= next_began <= next_ended
+    assert [result and result.seconds for result in results] == [
+        pytest.approx((end - start) * 1e-9) for start, end, *_ in found
+    ]
 
 
 @pytest.mark.gpu

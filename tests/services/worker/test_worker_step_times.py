@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
+from recorded_steps import recorded, recording
 
-from penstock.protocol.process.trace import DEVICE, EVENT, STEP, TRACE
-from penstock.protocol.wire.messages.membership import Trace
+from penstock.protocol.process.trace import DEVICE, STEP
 from penstock.services.worker.gpu.step_times import StepTimes
 
 
@@ -27,18 +27,8 @@ class At:
 
 @pytest.fixture(autouse=True)
 def recorder() -> Iterator[None]:
-    TRACE.ask(Trace("ipc:///o", 1.0), 0.0)
-    yield
-    TRACE.drop()
-
-
-def recorded() -> list[tuple[int, ...]]:
-    found = []
-    while TRACE.observer:
-        piece = TRACE.next_piece(2.0)
-        assert piece is not None
-        found += list(EVENT.iter_unpack(piece.events))
-    return found
+    with recording():
+        yield
 
 
 def add(times: StepTimes, step: int, begun: int, ended: int) -> None:

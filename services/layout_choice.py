@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -11,6 +12,9 @@ from penstock.protocol.config.complete import complete
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.sources import Source
 from penstock.protocol.model_info import BadModelFolder
+
+if TYPE_CHECKING:
+    from penstock.services.worker.layouts.choice import Choice
 
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 GIVE_SIZES = "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size use more"
@@ -60,6 +64,10 @@ def with_layout(
     choice = choose_layout(config, gpus, one_engine=one_engine)
     if isinstance(choice, str):
         return completed, f"{one}: {choice}; {GIVE_SIZES}"
+    return _chosen(resolved, choice, machine), choice.reason
+
+
+def _chosen(resolved: Settings, choice: Choice, machine: Machine) -> Settings:
     config, sources = resolved
     sizes = choice.layout.sizes
     engines = sizes.pop("data_parallel_size")
@@ -70,7 +78,7 @@ def with_layout(
     )
     chosen = Source("derived", f"penstock plan: {choice.reason}")
     sources = sources | dict.fromkeys(SIZES, chosen)
-    return complete(config, sources, machine, may_lack_model=False), choice.reason
+    return complete(config, sources, machine, may_lack_model=False)
 
 
 def _undivided(config: Config) -> str:

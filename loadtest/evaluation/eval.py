@@ -209,6 +209,13 @@ def _show_wrong(outcomes: Sequence[Outcome], count: int) -> None:
         print(f"    got      {outcome.error or outcome.said!r}")
 
 
+def _write(path: Path, result: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
+    """The result with all wrong answers, as JSON."""
+    wrong = [msgspec.to_builtins(each) for each in outcomes if not each.right]
+    text = json.dumps({**result, "wrong": wrong}, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
 def _verdict(result: dict[str, Any], outcomes: Sequence[Outcome], require: float | None) -> int:
     if result["failed"]:
         error = next(outcome.error for outcome in outcomes if outcome.error)
@@ -269,11 +276,5 @@ def main(arguments: Sequence[str]) -> int:
     print(table(result))
     _show_wrong(outcomes, parsed.show)
     if path is not None:
-        wrong = [msgspec.to_builtins(each) for each in outcomes if not each.right]
-        document = {
-            **result,
-            "wrong": wrong,
-            "environment": environment("penstock eval", arguments),
-        }
-        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _write(path, {**result, "environment": environment("penstock eval", arguments)}, outcomes)
     return _verdict(result, outcomes, parsed.require)

@@ -20,6 +20,7 @@ import numpy as np
 from penstock.loadtest.recordings.timeline import Span, decoded
 from penstock.protocol.config import ConfigError
 from penstock.protocol.process.trace import DEVICE, MAX_SECONDS, TRACE
+from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.membership import Trace
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.executor import Executor
@@ -84,13 +85,7 @@ class StepTimer:
         positions = max(positions, *prompts, 0)
         needed = shared + rows * each
         needed += sum(map(blocks_of, prompts))
-        if positions > capacity.max_model_len:
-            raise ConfigError(f"{positions} positions; max_model_len is {capacity.max_model_len}")
-        if needed > capacity.num_blocks:
-            raise ConfigError(f"{needed} KV blocks are needed, there are {capacity.num_blocks}")
-        if rows + prefill > capacity.max_num_batched_tokens:
-            most = capacity.max_num_batched_tokens
-            raise ConfigError(f"{rows + prefill} tokens a step; max_num_batched_tokens is {most}")
+        _check_fits(capacity, positions, needed, rows + prefill)
         self._executor = executor
         self._step = 1
         ids = (np.arange(context + 1) % capacity.vocab_size).astype("<i4").tobytes()
@@ -165,6 +160,17 @@ class StepTimer:
 
     def close(self) -> None:
         self._executor.reset()
+
+
+def _check_fits(capacity: EngineSizes, positions: int, blocks: int, tokens: int) -> None:
+    """positions: of a sequence; blocks: of all; tokens: of a step. Raises ``ConfigError``."""
+    if positions > capacity.max_model_len:
+        raise ConfigError(f"{positions} positions; max_model_len is {capacity.max_model_len}")
+    if blocks > capacity.num_blocks:
+        raise ConfigError(f"{blocks} KV blocks are needed, there are {capacity.num_blocks}")
+    if tokens > capacity.max_num_batched_tokens:
+        most = capacity.max_num_batched_tokens
+        raise ConfigError(f"{tokens} tokens a step; max_num_batched_tokens is {most}")
 
 
 def prompts_of(prefill: int) -> list[int]:

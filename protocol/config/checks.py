@@ -7,7 +7,7 @@ import importlib.util
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -214,44 +214,13 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
 
 def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     server, launch, cluster = config.server, config.launch, config.cluster
-    names = config.model.served_model_name
-    if len(set(names)) < len(names):
-        yield f"--served-model-name {' '.join(names)}: a name stands there twice"
-    for name in names:
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            yield (
-                f"--served-model-name {show(name)}: 1 to {MAX_NAME} printable characters are "
-                "allowed"
-            )
-    try:
-        read_api_keys(server.api_key)
-    except ConfigError as error:
-        yield str(error)
-    if server.keys_file:
-        try:
-            read_keys(Path(server.keys_file).expanduser())
-        except KeyFileError as error:
-            yield f"--keys-file {error}"
-    if server.limits_url and not server.keys_file:
-        yield (
-            "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
-            "none, so nobody has a limit"
-        )
+    yield from _names(config.model.served_model_name)
+    yield from _keys(server)
     for folder in launch.model_dirs:
         if not Path(folder).expanduser().is_dir():
             yield f"--model-dirs {folder}: there is no such folder"
-    reached = server.published_host or server.host
     yield from _uds(config, sources)
-    is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
-    port = server.host.partition(":")[2]
-    if port.isdecimal():
-        yield f"--host {server.host}: the port has a flag of its own, --port {port}"
-    elif not (is_within or server.has_keys or server.insecure):
-        yield (
-            f"--{'published-' if server.published_host else ''}host {reached} is open to other "
-            "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "
-            "--insecure allows that"
-        )
+    yield from _access(server)
     yield from _grpc(config, sources)
     if server.max_body_bytes > MAX_PROMPT_BYTES:
         yield (
@@ -278,6 +247,50 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
         yield (
             f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
             f"{server.request_timeout_s:g}: every request has ended by then"
+        )
+
+
+def _names(names: Sequence[str]) -> Iterator[str]:
+    """Of the served model."""
+    if len(set(names)) < len(names):
+        yield f"--served-model-name {' '.join(names)}: a name stands there twice"
+    for name in names:
+        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
+            yield (
+                f"--served-model-name {show(name)}: 1 to {MAX_NAME} printable characters are "
+                "allowed"
+            )
+
+
+def _keys(server: ServerConfig) -> Iterator[str]:
+    try:
+        read_api_keys(server.api_key)
+    except ConfigError as error:
+        yield str(error)
+    if server.keys_file:
+        try:
+            read_keys(Path(server.keys_file).expanduser())
+        except KeyFileError as error:
+            yield f"--keys-file {error}"
+    if server.limits_url and not server.keys_file:
+        yield (
+            "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
+            "none, so nobody has a limit"
+        )
+
+
+def _access(server: ServerConfig) -> Iterator[str]:
+    """Who reaches the server, and needs no key."""
+    reached = server.published_host or server.host
+    is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
+    port = server.host.partition(":")[2]
+    if port.isdecimal():
+        yield f"--host {server.host}: the port has a flag of its own, --port {port}"
+    elif not (is_within or server.has_keys or server.insecure):
+        yield (
+            f"--{'published-' if server.published_host else ''}host {reached} is open to other "
+            "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "
+            "--insecure allows that"
         )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
@@ -14,10 +12,11 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import OutputFormat, Prompt, Work, prompts_of
 from penstock.services.library.beam_calls import BeamCalls
 from penstock.services.library.local_pipeline import LocalPipeline
-from penstock.services.library.member import MAX_OPEN, RETRY_SECONDS, Submission
+from penstock.services.library.member import MAX_OPEN, Submission
 from penstock.services.library.outputs import RequestOutput
 from penstock.services.library.pooled_calls import PooledCalls
 from penstock.services.library.progress import ProgressLine
+from penstock.services.library.prompt_window import PromptWindow
 from penstock.services.library.prompts import (
     Message,
     PlainPrompt,
@@ -35,11 +34,7 @@ from penstock.services.library.requests import (
     checked_work,
     spread,
 )
-from penstock.services.library.results import check, output_of, wants_retry
-
-_PUMP_SECONDS = 0.05
-REFUSED_BURST = 64
-"""So many are sent at once when some were refused for want of room."""
+from penstock.services.library.results import output_of
 
 
 class LLM(BeamCalls, PooledCalls, LocalPipeline):
@@ -153,65 +148,16 @@ class LLM(BeamCalls, PooledCalls, LocalPipeline):
         self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int
     ) -> list[Submission]:
         """Run all requests, with ``max_open`` prompts at a time; on an error cancel what is left.
-        count: of the prompts.
-
-        The first are on their way while the others are still prepared, and all are prepared before
-        any is awaited: a wrong prompt is found at once.
-        """
-        client, called = self._client, time.monotonic()
-        first = self._numbers
+        count: of the prompts."""
+        window = PromptWindow(self._client, line, self._numbers, max_open)
         self._numbers += count
-        done: dict[int, Submission] = {}
-        waiting = deque[int]()
-        running: dict[int, Submission] = {}
-        """By the number of the request's first prompt, as all the others."""
-        works: dict[int, Work] = {}
-        number = is_open = 0
-        """Prompts that were prepared, and that are in the pipeline."""
-        pause_until = 0.0
-
-        def submit(number: int) -> int:
-            running[number] = client.submit(works[number], f"{first + number}", called=called)
-            return running[number].prompts
-
         try:
-            pump_at = time.monotonic() + _PUMP_SECONDS
-            for work in prepared:
-                works[number] = work
-                prompts = len(prompts_of(work))
-                if number + prompts <= max_open:
-                    is_open += submit(number)
-                else:
-                    waiting.append(number)
-                number += prompts
-                if time.monotonic() >= pump_at:  # many prompts take seconds: what is open goes on
-                    client.pump(0.0)
-                    pump_at = time.monotonic() + _PUMP_SECONDS
-            burst = max_open
-            while waiting or running:
-                sent = 0
-                while (
-                    waiting
-                    and is_open + len(prompts_of(works[waiting[0]])) <= max_open
-                    and sent < burst
-                    and time.monotonic() >= pause_until
-                ):
-                    sent += 1
-                    is_open += submit(waiting.popleft())
-                client.pump(0.1)
-                for number, one in [found for found in running.items() if found[1].done]:
-                    is_open -= one.prompts
-                    if wants_retry(one.progress):
-                        waiting.appendleft(number)
-                        pause_until = time.monotonic() + RETRY_SECONDS
-                        burst = REFUSED_BURST
-                    else:
-                        check(f"prompt {number + one.at_fault}", one.progress)
-                        done[number] = one
-                        line.finished(one.progress.usage.completion, one.prompts)
-                    del running[number]
+            window.prepare(prepared)
+            while window.goes_on:
+                window.send()
+                self._client.pump(0.1)
+                window.take()
                 self.check_alive()
         finally:
-            for one in running.values():
-                client.ledger.cancel(one.id)
-        return [done[number] for number in works]
+            window.cancel()
+        return window.ended()

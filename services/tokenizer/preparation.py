@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     Work,
 )
+from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.services.tokenizer.banned_strings import folded_strings
 from penstock.services.tokenizer.channel_grammar import Turn
 from penstock.services.tokenizer.dry_breakers import breaker_tokens
@@ -32,7 +33,12 @@ from penstock.services.tokenizer.folder_tasks import FolderTasks
 from penstock.services.tokenizer.grammar_check import GrammarCheck
 from penstock.services.tokenizer.message_grammar import tells_messages
 from penstock.services.tokenizer.output.family import Family
-from penstock.services.tokenizer.prompt_encoding import check_vocabulary, encode, encode_inputs
+from penstock.services.tokenizer.prompt_encoding import (
+    EncodedPrompts,
+    check_vocabulary,
+    encode,
+    encode_inputs,
+)
 from penstock.services.tokenizer.prompt_error import PromptError, window_exceeded
 from penstock.services.tokenizer.reading import Reading, check_names, family_of, reading_of
 from penstock.services.tokenizer.slot_sampling import slot_sampling
@@ -97,6 +103,20 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
             "max_tokens",
         )
     return min(asked, room)
+
+
+def _output_limit(params: SamplingParams, work: Work, length: int, max_model_len: int) -> int:
+    """Tokens that are generated at most; 0 for other tasks. Raises ``PromptError``."""
+    limit = 0
+    if work.head.task == GENERATE:
+        limit = _max_tokens(params, work, length, max_model_len)
+    if params.min_tokens > limit:
+        raise PromptError(
+            f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "
+            f"this prompt of {length}; ask for fewer",
+            "min_tokens",
+        )
+    return limit
 
 
 def _stop_ids(params: SamplingParams, info: ModelInfo) -> list[int]:
@@ -288,15 +308,7 @@ def prepare(
         encoded = encode(work, text_model, info, max_model_len)
     prompt, length = encoded.ids, encoded.longest
     params = resolve(work.params, info.defaults, seed)
-    limit = 0
-    if work.head.task == GENERATE:
-        limit = _max_tokens(params, work, length, max_model_len)
-    if params.min_tokens > limit:
-        raise PromptError(
-            f"min_tokens is {params.min_tokens}, but at most {limit} tokens are generated after "
-            f"this prompt of {length}; ask for fewer",
-            "min_tokens",
-        )
+    limit = _output_limit(params, work, length, max_model_len)
     _check_prompt_details(work, params, length)
     stop_ids, bad_words = _stop_ids(params, info), _bad_words(params, text_model)
     _check_any_allowed(params, stop_ids, bad_words)
@@ -309,14 +321,29 @@ def prepare(
     if params.banned_strings:
         stop_automaton(folded_strings(params))  # which is kept for the choices
     sampling = slot_sampling(params, stop_ids, bad_words, breakers)
+    prepared = _token_work(work, encoded, params, sampling, stop_ids, limit)
+    skips = params.skip_special_tokens
+    reading = reading_of(text_model, work.output, prompt, skips_special=skips)
+    return Prepared(prepared, params, reading, work.pooling)
+
+
+def _token_work(
+    work: Work,
+    encoded: EncodedPrompts,
+    params: SamplingParams,
+    sampling: SlotSampling,
+    stop_ids: list[int],
+    max_tokens: int,
+) -> TokenWork:
+    """What the scheduler gets."""
     adjustments = sampling.adjustments
-    prepared = TokenWork(
+    return TokenWork(
         head=work.head,
-        prompt=prompt,
+        prompt=encoded.ids,
         sampling=sampling.packed(),
         choices=work.choices,
         stop_ids=stop_ids,
-        max_tokens=limit,
+        max_tokens=max_tokens,
         prompt_logprobs=params.prompt_logprobs,
         reads_output=adjustments is not None or bool(params.banned_strings),
         reads_prompt=adjustments is not None and adjustments.reads_prompt,
@@ -325,6 +352,3 @@ def prepare(
         lengths=encoded.lengths,
         seconds=encoded.seconds,
     )
-    skips = params.skip_special_tokens
-    reading = reading_of(text_model, work.output, prompt, skips_special=skips)
-    return Prepared(prepared, params, reading, work.pooling)

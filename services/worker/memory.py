@@ -60,11 +60,22 @@ def plan_capacity(
         micro_batches=_micro_batches(config),
     )
     tokens = capacity.kv_tokens
+    _check_room(capacity, given, block_bytes, reason)
+    useful = capacity.max_num_seqs * capacity.sequence_blocks(longest)
+    return msgspec.structs.replace(
+        capacity, num_blocks=min(blocks, useful), max_model_len=min(longest, tokens)
+    )
+
+
+def _check_room(capacity: EngineSizes, given: int | None, block_bytes: int, reason: str) -> None:
+    """Raises ``ConfigError`` where KV memory does not hold a sequence, or not one of the
+    ``max_model_len`` that was ``given``. reason: for its number of blocks."""
+    tokens, blocks, block_size = capacity.kv_tokens, capacity.num_blocks, capacity.block_size
     if tokens < 1 <= blocks:
         raise ConfigError(
             f"KV memory: {reason} holds {blocks} blocks, and a sequence needs one for each of the "
-            f"model's {len(groups)} groups of layers; give more with --kv-cache-memory-bytes or "
-            "--num-kv-blocks"
+            f"model's {len(capacity.groups)} groups of layers; give more with "
+            "--kv-cache-memory-bytes or --num-kv-blocks"
         )
     if tokens < 1:
         raise ConfigError(
@@ -77,10 +88,6 @@ def plan_capacity(
             f"{block_size}, from {reason}); lower --max-model-len or raise "
             "--kv-cache-memory-bytes or --num-kv-blocks"
         )
-    useful = capacity.max_num_seqs * capacity.sequence_blocks(longest)
-    return msgspec.structs.replace(
-        capacity, num_blocks=min(blocks, useful), max_model_len=min(longest, tokens)
-    )
 
 
 def _micro_batches(config: Config) -> int:

@@ -225,6 +225,12 @@ async def run_call(
                 call.generation.close()
     if error.code != SLOW_READER:
         await refuse(rpc, error, call.id, _told(call))
+    await _refuse_slow_reader(call, running, rpc, error)
+
+
+async def _refuse_slow_reader(call: Call, running: RunningCalls, rpc: Rpc, error: ApiError) -> None:
+    """The client does not read, so this may last: it counts as an answer that nobody takes, and
+    not as a call."""
     running.count -= 1
     try:
         with running.untaken.held(call.owner):

@@ -40,31 +40,7 @@ def load_encoder_executor(
 ) -> EncoderExecutor:
     """Raises ``BadModelFolder`` and ``ConfigError``."""
     pooling = read_pooling(info, config.model)
-    if config.model.model_impl == "transformers":
-        raise ConfigError(
-            f"--model-impl transformers: {info.architecture} is an encoder, which Penstock's own "
-            "code computes; leave the flag out"
-        )
-    if config.model.quantization != "none":
-        raise ConfigError(
-            f"--quantization {config.model.quantization}: {info.architecture} is an encoder, whose "
-            "weights stay plain; leave the flag out"
-        )
-    if config.cache.kv_cache_dtype != "auto":
-        raise ConfigError(
-            f"--kv-cache-dtype {config.cache.kv_cache_dtype}: {info.architecture} is an encoder, "
-            "which keeps no keys and values; leave the flag out"
-        )
-    if config.device.deterministic:
-        raise ConfigError(
-            f"--deterministic: {info.architecture} is an encoder, and it is for models that "
-            "generate; leave the flag out"
-        )
-    if read_quantization(info) is not None and not attends_both_ways(info):
-        raise BadModelFolder(
-            f"{info.folder / 'config.json'}: quantization_config: the weights of encoders "
-            f"({info.architecture}) must be plain; use the checkpoint in bfloat16 or float32"
-        )
+    _refuse_unfit(config, info)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
     threads = config.device.threads or read_machine().physical_cores
@@ -95,6 +71,36 @@ def load_encoder_executor(
     length = min(sizes.max_model_len, 16)
     executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])
     return executor
+
+
+def _refuse_unfit(config: Config, info: ModelInfo) -> None:
+    """Raises ``ConfigError`` for flags that encoders do not have, and ``BadModelFolder`` for
+    weights that they do not take."""
+    if config.model.model_impl == "transformers":
+        raise ConfigError(
+            f"--model-impl transformers: {info.architecture} is an encoder, which Penstock's own "
+            "code computes; leave the flag out"
+        )
+    if config.model.quantization != "none":
+        raise ConfigError(
+            f"--quantization {config.model.quantization}: {info.architecture} is an encoder, whose "
+            "weights stay plain; leave the flag out"
+        )
+    if config.cache.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {config.cache.kv_cache_dtype}: {info.architecture} is an encoder, "
+            "which keeps no keys and values; leave the flag out"
+        )
+    if config.device.deterministic:
+        raise ConfigError(
+            f"--deterministic: {info.architecture} is an encoder, and it is for models that "
+            "generate; leave the flag out"
+        )
+    if read_quantization(info) is not None and not attends_both_ways(info):
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: quantization_config: the weights of encoders "
+            f"({info.architecture}) must be plain; use the checkpoint in bfloat16 or float32"
+        )
 
 
 def use_kernels(executor: EncoderExecutor, device: torch.device, beside: bool) -> None:

@@ -62,7 +62,6 @@ def invocations(
     value_end = Edge(sequence(f"</{parameter}>"), "parameters", (Action.VALUE_END,))
     cdata_end = Edge(sequence("]]>", SPACE, f"</{parameter}>"), "parameters", (Action.VALUE_END,))
     following = Edge(call, "parameters", (Action.CALL,))
-    typed = ' string="true"' if says_type else ""
     return Family(
         name=family,
         marks=marks,
@@ -75,18 +74,26 @@ def invocations(
             "cdata": Free(Channel.VALUE, (cdata_end,)),
             "invoke_end": Expect(behind_space((*inner, *closing, following)), "after"),
         },
-        envelope=Envelope(
-            open=marks.get("open", "") + ("\n" if "open" in marks else ""),
-            before_name=f'{envelope[0]}<{invoke} name="',
-            after_name='">\n',
-            end=f"</{invoke}>{envelope[1]}",
-            close=("\n" if "close" in marks else "") + marks.get("close", ""),
-            form=ArgumentForm.PARAMETERS,
-            before_value=f'<{parameter} name="{{key}}"{typed}>',
-            before_json=f'<{parameter} name="{{key}}" string="false">' if says_type else "",
-            after_value=f"</{parameter}>\n",
-            value_excludes=f"</{parameter}>",
-        ),
+        envelope=_envelope(marks, invoke, parameter, envelope, says_type),
+    )
+
+
+def _envelope(
+    marks: dict[str, str], invoke: str, parameter: str, around: tuple[str, str], says_type: bool
+) -> Envelope:
+    """How a grammar has these calls written. around: what stands around each."""
+    typed = ' string="true"' if says_type else ""
+    return Envelope(
+        open=marks.get("open", "") + ("\n" if "open" in marks else ""),
+        before_name=f'{around[0]}<{invoke} name="',
+        after_name='">\n',
+        end=f"</{invoke}>{around[1]}",
+        close=("\n" if "close" in marks else "") + marks.get("close", ""),
+        form=ArgumentForm.PARAMETERS,
+        before_value=f'<{parameter} name="{{key}}"{typed}>',
+        before_json=f'<{parameter} name="{{key}}" string="false">' if says_type else "",
+        after_value=f"</{parameter}>\n",
+        value_excludes=f"</{parameter}>",
     )
 
 

@@ -215,7 +215,6 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
 def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     server, launch, cluster = config.server, config.launch, config.cluster
     yield from _names(config.model.served_model_name)
-    yield from _keys(server)
     for folder in launch.model_dirs:
         if not Path(folder).expanduser().is_dir():
             yield f"--model-dirs {folder}: there is no such folder"
@@ -262,7 +261,8 @@ def _names(names: Sequence[str]) -> Iterator[str]:
             )
 
 
-def _keys(server: ServerConfig) -> Iterator[str]:
+def _access(server: ServerConfig) -> Iterator[str]:
+    """Keys, and who reaches the server without one."""
     try:
         read_api_keys(server.api_key)
     except ConfigError as error:
@@ -277,10 +277,6 @@ def _keys(server: ServerConfig) -> Iterator[str]:
             "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
             "none, so nobody has a limit"
         )
-
-
-def _access(server: ServerConfig) -> Iterator[str]:
-    """Who reaches the server, and needs no key."""
     reached = server.published_host or server.host
     is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
     port = server.host.partition(":")[2]

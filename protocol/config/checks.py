@@ -4,16 +4,18 @@ both sides with their flags and values."""
 from __future__ import annotations
 
 import importlib.util
-import ipaddress
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from penstock.protocol.config.adapters import MAX_NAME, contradictions_of_adapters
-from penstock.protocol.config.api_keys import read_api_keys
+from penstock.protocol.config.access_checks import (
+    contradictions_around,
+    contradictions_of_access,
+    contradictions_of_names,
+)
+from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
@@ -25,25 +27,18 @@ from penstock.protocol.config.host_checks import (
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
 from penstock.protocol.config.role_checks import contradictions_of_roles
-from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sleep_checks import contradictions_of_sleep
-from penstock.protocol.config.sources import ConfigError, Provenance, with_places
+from penstock.protocol.config.sources import Provenance, with_places
 from penstock.protocol.config.speculation_checks import contradictions_of_speculation
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
-from penstock.protocol.keys.key_file import KeyFileError, read_keys
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.process.spans import MODULES as SPAN_MODULES
-from penstock.protocol.shown_values import show
 from penstock.protocol.wire.addresses import is_loopback
 from penstock.protocol.wire.codec import MAX_PROMPT_BYTES
 from penstock.protocol.wire.unix_listener import LONGEST_PATH
 
 GRPC_MODULES = ("grpc", "google.protobuf", "google.rpc", "grpc_health", "grpc_reflection")
 """What the extra ``grpc`` brings."""
-UNIX_PROXIES = "unix"
-"""Among the trusted proxies: who connects to the UNIX socket."""
-_ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
-_ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 
 def contradictions(
@@ -214,19 +209,19 @@ def _network(config: Config, sources: Provenance) -> Iterator[str]:
 
 def _serving(config: Config, sources: Provenance) -> Iterator[str]:
     server, launch, cluster = config.server, config.launch, config.cluster
-    yield from _names(config.model.served_model_name)
+    yield from contradictions_of_names(config.model.served_model_name)
     for folder in launch.model_dirs:
         if not Path(folder).expanduser().is_dir():
             yield f"--model-dirs {folder}: there is no such folder"
     yield from _uds(config, sources)
-    yield from _access(server)
+    yield from contradictions_of_access(server)
     yield from _grpc(config, sources)
     if server.max_body_bytes > MAX_PROMPT_BYTES:
         yield (
             f"--max-body-bytes {server.max_body_bytes} is more than {MAX_PROMPT_BYTES}, the "
             "longest prompt that a message to the tokenizer can carry beside its parameters"
         )
-    yield from _around(server)
+    yield from contradictions_around(server)
     if (
         _given(config, sources, "keep_alive_comment_s")
         and server.keep_alive_comment_s > server.request_timeout_s
@@ -247,74 +242,6 @@ def _serving(config: Config, sources: Provenance) -> Iterator[str]:
             f"--drain-timeout-s {launch.drain_timeout_s:g} is longer than --request-timeout-s "
             f"{server.request_timeout_s:g}: every request has ended by then"
         )
-
-
-def _names(names: Sequence[str]) -> Iterator[str]:
-    """Of the served model."""
-    if len(set(names)) < len(names):
-        yield f"--served-model-name {' '.join(names)}: a name stands there twice"
-    for name in names:
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME:
-            yield (
-                f"--served-model-name {show(name)}: 1 to {MAX_NAME} printable characters are "
-                "allowed"
-            )
-
-
-def _access(server: ServerConfig) -> Iterator[str]:
-    """Keys, and who reaches the server without one."""
-    try:
-        read_api_keys(server.api_key)
-    except ConfigError as error:
-        yield str(error)
-    if server.keys_file:
-        try:
-            read_keys(Path(server.keys_file).expanduser())
-        except KeyFileError as error:
-            yield f"--keys-file {error}"
-    if server.limits_url and not server.keys_file:
-        yield (
-            "--limits-url counts the limits of keys, which a --keys-file gives them; there is "
-            "none, so nobody has a limit"
-        )
-    reached = server.published_host or server.host
-    is_within = bool(server.uds and not server.published_host) or is_loopback(reached)
-    port = server.host.partition(":")[2]
-    if port.isdecimal():
-        yield f"--host {server.host}: the port has a flag of its own, --port {port}"
-    elif not (is_within or server.has_keys or server.insecure):
-        yield (
-            f"--{'published-' if server.published_host else ''}host {reached} is open to other "
-            "hosts, but there is no --api-key and no --keys-file, so anybody could use the server; "
-            "--insecure allows that"
-        )
-
-
-def _around(server: ServerConfig) -> Iterator[str]:
-    """TLS, and the proxies and pages around the server."""
-    if bool(server.tls_cert) != bool(server.tls_key):
-        yield "--tls-cert and --tls-key go together: give both"
-    for name in ("tls_cert", "tls_key"):
-        path = getattr(server, name)
-        if path and not os.access(os.path.expanduser(path), os.R_OK):
-            yield f"--{name.replace('_', '-')} {path}: there is no such file that can be read"
-    if server.root_path and not _ROOT_PATH.fullmatch(server.root_path):
-        yield (
-            f"--root-path {server.root_path}: expected a path as /llm, of letters, digits and "
-            ". _ ~ -, without a slash at its end"
-        )
-    for proxy in server.trusted_proxies:
-        if proxy == UNIX_PROXIES:
-            if not server.uds:
-                yield f"--trusted-proxies {proxy} has no meaning without --uds"
-            continue
-        try:
-            ipaddress.ip_network(proxy, strict=False)
-        except ValueError:
-            yield f"--trusted-proxies {proxy}: expected an address or a network, as 10.0.0.0/8"
-    for origin in server.allowed_origins:
-        if not _ORIGIN.fullmatch(origin):
-            yield f"--allowed-origins {origin}: expected http(s)://HOST[:PORT], and no wildcard"
 
 
 def _uds(config: Config, sources: Provenance) -> Iterator[str]:

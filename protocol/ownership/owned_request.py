@@ -211,6 +211,7 @@ class OwnedRequest:
             head.task,
             SPANS.wanted(head.trace),
             head.adapter,
+            head.deterministic,
         )
 
     def _open_prompts(self, work: TokenWork) -> TokenWork:

@@ -13,6 +13,7 @@ from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import (
+    REPEATING,
     TOKEN_BYTES,
     Rejected,
     RequestHead,
@@ -132,6 +133,8 @@ class Offers(NamedTuple):
     """Adapters that may be on the device at once."""
     resident: Collection[str] = ()
     """Digests of those that were when the worker attached."""
+    repeats: bool = True
+    """The answer of a seed has the same bits whatever else it computes."""
 
     def lacks(self, head: RequestHead) -> str:
         """Why a request should have gone to another engine, in words; empty: it should not. The
@@ -141,6 +144,8 @@ class Offers(NamedTuple):
             return f"this engine does not do the task {head.task!r}; it does: {done}"
         if head.adapter and self.adapters is not None and head.adapter not in self.adapters:
             return "this engine has not loaded the adapter, or has another one of that name"
+        if head.deterministic and not self.repeats:
+            return f"deterministic: this engine does not repeat its answers; {REPEATING}"
         return ""
 
 

@@ -116,9 +116,10 @@ class SchedulerService(LoopService):
             labels=whole.labels,
             adapters=whole.adapters,
             ends=end_tokens(self.config.model.model),
+            repeats=whole.repeats,
         )
         loaded = self._adapters.attached(whole)
-        offers = Offers(capacity.done, loaded, whole.places, whole.resident)
+        offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(

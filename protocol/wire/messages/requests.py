@@ -118,6 +118,13 @@ def kind_of(prompt: Prompt | Inputs) -> PromptKind:
             return "pair"
 
 
+REPEATING = (
+    "a CPU does in float32 (--dtype float32) with plain weights of a model of Penstock's own "
+    "families, a GPU with --deterministic; leave deterministic out, or see docs/determinism.md"
+)
+"""Which engines repeat the answer of a seed bit for bit, for refusals."""
+
+
 class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every process may need to know of a request, whatever the request asks for.
 
@@ -155,6 +162,9 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine had taken it before: nothing is refused any more that was not then."""
     speculation: bool = True
     """Its tokens may be drafted, where its engine does so."""
+    deterministic: bool = False
+    """The answer of its seed must have the same bits whatever runs beside it: only an engine that
+    ``repeats`` computes it."""
 
 
 ToolMode = Literal["none", "auto", "required"]
@@ -302,6 +312,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     """As ``Submit.trace``."""
     adapter: str = ""
     """``RequestHead.adapter``, likewise: it goes to an engine that has loaded it."""
+    deterministic: bool = False
+    """``RequestHead.deterministic``, likewise: it goes to an engine that ``repeats``."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

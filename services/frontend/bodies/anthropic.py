@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from penstock.client.messages import MAX_MESSAGES, MAX_PARTS, Name
-from penstock.client.request_terms import Label, Priority, Salt, Seconds
+from penstock.client.request_terms import Deterministic, Label, Priority, Salt, Seconds
 from penstock.client.tools import MAX_TOOLS, ToolName
 from penstock.protocol.declared import NO_ITEMS, Declared
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
@@ -360,6 +360,7 @@ class MessagesBody(ConversationBody, kw_only=True):
     inference_geo: Annotated[Label, Meta(description="Has no effect.")] | None = None
     priority: Priority | None = None
     deadline_s: Seconds | None = None
+    deterministic: Deterministic | None = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for a budget that leaves no room for an answer."""

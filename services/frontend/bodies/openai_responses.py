@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.client.request_terms import (
+    Deterministic,
     Label,
     Priority,
     Salt,
@@ -320,6 +321,7 @@ class ResponsesBody(_Sampling, kw_only=True):
     cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
     speculation: Speculation | None = None
+    deterministic: Deterministic | None = None
     safety_identifier: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_key: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_retention: (

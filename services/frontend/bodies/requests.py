@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from penstock.client.messages import Messages, TemplateVariables
 from penstock.client.request_terms import (
+    Deterministic,
     Label,
     Priority,
     Salt,
@@ -109,6 +110,7 @@ class GenerationBody(_SamplingFields, kw_only=True):
     cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
     speculation: Speculation | None = None
+    deterministic: Deterministic | None = None
     metadata: (
         Annotated[
             dict[str, Annotated[str, Meta(max_length=MAX_METADATA_LENGTH)]],

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
-from penstock.protocol.wire.messages.requests import RequestHead
+from penstock.protocol.wire.messages.requests import RequestHead, RetainedSpan
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
 QueueKey = tuple[float, ...]
@@ -74,6 +74,11 @@ class Request:
     for it; they may be gone when it starts."""
     open: dict[int, Sequence] = field(default_factory=dict)
     """Sequences that have not ended, by choice."""
+    retain: list[RetainedSpan] = field(default_factory=list)
+    """As in ``TokenWork``, and so is …"""
+    release: bool = False
+    retained: bool = False
+    """What it asks to retain is, in the KV memory of this epoch."""
     num_waiting: int = 0
     queued_at: float = 0.0
     """When it came to this scheduler, in its monotonic seconds."""

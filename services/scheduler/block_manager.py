@@ -226,7 +226,7 @@ class BlockManager:
         """Let the known blocks of a chain be reused after all others for so long, for a request of
         this tenant. ``now``: monotonic seconds. O(blocks)."""
         retained = self.retained
-        for digest in reversed(digests[: retained.most]):
+        for digest in reversed(digests[: retained.most_each]):
             block = self._by_digest.get(digest)
             if block is None:
                 continue

@@ -36,13 +36,13 @@ class RetainedBlocks:
         self.marks: dict[int, Mark] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()
         """Marked blocks that nobody holds, least recently used first."""
-        self._most_each = int(shares.tenant * self.most) if shares.has_tenants else self.most
+        self.most_each = int(shares.tenant * self.most) if shares.has_tenants else self.most
         """Marks of one tenant at once."""
         self._by_seconds: dict[int, OrderedDict[int, None]] = {}
         """Marks set for equally long: the one that ends first comes first."""
         self._by_tenant: dict[str, OrderedDict[int, None]] = {}
         """The one set first comes first; kept where one tenant may not have all."""
-        self._bounds_tenants = self._most_each < self.most
+        self._bounds_tenants = self.most_each < self.most
         self._counters = counters
 
     def set(self, block: int, tenant: str, seconds: int, now: float) -> bool:
@@ -81,7 +81,7 @@ class RetainedBlocks:
 
     def first_of_excess(self, tenant: str) -> int | None:
         """A block whose mark must end because there are too many, or too many of a tenant's."""
-        if self._bounds_tenants and len(own := self._by_tenant.get(tenant, ())) > self._most_each:
+        if self._bounds_tenants and len(own := self._by_tenant.get(tenant, ())) > self.most_each:
             return next(iter(own))
         if len(self.marks) <= self.most:
             return None

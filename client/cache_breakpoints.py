@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from penstock.client.cache_control import Place, PromptCacheControl, cache_hints
 from penstock.client.messages import PART_SEPARATOR, Message
 from penstock.client.tools import ToolDeclaration
-from penstock.protocol.wire.messages.requests import CacheHints
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 
 
 def hints_of_chat(

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from penstock.protocol.declared import Declared, said
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import (
+from penstock.protocol.wire.messages.cache_hints import (
     MAX_BREAKPOINTS,
     RETENTION_SECONDS,
     Breakpoint,

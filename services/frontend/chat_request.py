@@ -9,7 +9,8 @@ from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import TemplateVariables, encode_messages
 from penstock.client.tools import chosen, output_format
 from penstock.protocol.validation import InvalidValue
-from penstock.protocol.wire.messages.requests import CacheHints, Chat, OutputFormat
+from penstock.protocol.wire.messages.cache_hints import CacheHints
+from penstock.protocol.wire.messages.requests import Chat, OutputFormat
 from penstock.services.frontend.beam_request import with_beams
 from penstock.services.frontend.bodies.requests import ChatBody
 from penstock.services.frontend.errors import bad_request, from_invalid

@@ -18,8 +18,8 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
 from penstock.protocol.tasks import GENERATE, TASK_INPUT
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 from penstock.protocol.wire.messages.requests import (
-    CacheHints,
     ChoiceState,
     OutputFormat,
     PoolingParams,

@@ -21,8 +21,8 @@ from penstock.client.tools import (
     output_format,
 )
 from penstock.protocol.validation import check_text, read
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 from penstock.protocol.wire.messages.requests import (
-    CacheHints,
     Chat,
     OutputFormat,
     Prompt,

@@ -12,13 +12,15 @@ from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
-from penstock.protocol.wire.messages.requests import (
+from penstock.protocol.wire.messages.cache_hints import (
     MAX_BREAKPOINTS,
     RETENTION_SECONDS,
+    RetainedSpan,
+)
+from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     Rejected,
     RequestHead,
-    RetainedSpan,
     TokenWork,
     split_ids,
 )

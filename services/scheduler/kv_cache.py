@@ -281,14 +281,14 @@ class KVCache:
         return holder.digests[:count]
 
     def lapse(self, now: float) -> None:
-        """Retain nothing beyond its time. To be called a few times a second."""
+        """Retain nothing beyond its time. To be called often."""
         self.blocks.lapse(now)
 
     def let_go(self, holder: SequenceHolder, *, shared: bool) -> None:
-        """What a sequence has had is not wanted again: it is reused before all others as soon as
-        nobody holds it; where tenants share it, only what this one alone has retained."""
+        """Reuse what nobody holds of a sequence first; of a shared one what its tenant retains."""
+        digests = self.digests(holder, len(holder.tokens) // self.block_size)
         for group in self._groups:
-            self.blocks.let_go(group.names(holder.digests), holder.tenant, shared=shared)
+            self.blocks.let_go(group.names(digests), holder.tenant, shared=shared)
 
     # What is no sequence.
 

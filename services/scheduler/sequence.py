@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
-from penstock.protocol.wire.messages.requests import RequestHead, RetainedSpan
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
+from penstock.protocol.wire.messages.requests import RequestHead
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
 QueueKey = tuple[float, ...]
@@ -212,7 +213,8 @@ class Sequence:
     @property
     def owes_prompt(self) -> bool:
         """Its prompt is to be computed, whatever is generated behind it."""
-        return self.request.has_task or self.wants_prompt
+        retains = bool(self.request.retain) and not self.num_output
+        return self.request.has_task or self.wants_prompt or retains
 
     @property
     def wants_prompt(self) -> bool:

@@ -13,12 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.protocol.wire.messages.cache_hints import Breakpoint, CacheHints, RetainedSpan
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
-    Breakpoint,
-    CacheHints,
     Chat,
-    RetainedSpan,
     Work,
 )
 from penstock.services.tokenizer.prompt_encoding import shown_tools

@@ -14,6 +14,7 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages import administration as a
+from penstock.protocol.wire.messages import cache_hints as h
 from penstock.protocol.wire.messages import engine as e
 from penstock.protocol.wire.messages import kv_tier as k
 from penstock.protocol.wire.messages import membership as m
@@ -339,7 +340,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9), b"own")],
             r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
             r.PoolingParams(64, True, False, "query", "document", 512),
-            r.CacheHints([r.Breakpoint(300), r.Breakpoint(3600, 2, 40)], True),
+            h.CacheHints([h.Breakpoint(300), h.Breakpoint(3600, 2, 40)], True),
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9, 0], b"own"]],
@@ -377,7 +378,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
     "TokenWork": (
         r.TokenWork(
             *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
-            *(b"prefix", [1, 2], [0, 7], True, [r.RetainedSpan(900, 300)], True),
+            *(b"prefix", [1, 2], [0, 7], True, [h.RetainedSpan(900, 300)], True),
         ),
         [
             *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0, 0], b""]], [2, 3], 16, 5),

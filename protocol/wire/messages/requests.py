@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.cache_hints import CacheHints, RetainedSpan
 from penstock.protocol.wire.messages.tokens import Released
 
 ATTEMPT_BITS = 16
@@ -24,10 +25,6 @@ ATTEMPT_BITS = 16
 TOKEN_BYTES = 4
 """Bytes of a token id in a message: int32, little endian."""
 MAX_CACHE_SALT = 128
-RETENTION_SECONDS = {"5m": 300, "1h": 3600}
-"""How long a prefix may be retained, by what clients write."""
-MAX_BREAKPOINTS = 4
-"""Places of a prompt up to which it is to be retained, at most, as Anthropic's API has it."""
 
 RequestPriority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Lower is more urgent; only the scheduling policy ``priority`` looks at it."""
@@ -204,27 +201,6 @@ class PoolingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``score``: of the second text of a pair so many tokens at most, its beginning."""
 
 
-class Breakpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prefix of the prompt that is to be retained in the prefix cache."""
-
-    seconds: int
-    """One of ``RETENTION_SECONDS``."""
-    message: int | None = None
-    """It ends in the content of this message of a chat, from 0; ``None``: it is the whole prompt.
-    What of a rendered prompt lies ahead of that content is part of it."""
-    characters: int = 0
-    """Of that content."""
-
-
-class CacheHints(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a client says of the use that it will have for the K and V of its prompt. The answer
-    does not depend on it."""
-
-    breakpoints: list[Breakpoint] = []
-    release: bool = False
-    """When the request is over, what it has had in the prefix cache is not wanted again."""
-
-
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the client asked for, as the frontend sends it. The router never decodes it."""
 
@@ -267,13 +243,6 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=21, gc=False):
 
     id: int
     attempt: int
-
-
-class RetainedSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The first tokens of a prompt, whose blocks are to be reused after all others."""
-
-    tokens: int
-    seconds: int
 
 
 class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.client.gateway_interface import ServedModel
-from penstock.protocol.wire.messages.requests import Breakpoint, CacheHints, Chat
+from penstock.protocol.wire.messages.cache_hints import Breakpoint, CacheHints
+from penstock.protocol.wire.messages.requests import Chat
 from penstock.services.frontend.dialects.anthropic.messages import MessagesDialect
 from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
 from penstock.protocol.prefix_digest import chain_root, extended
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     Rejected,
     RequestHead,
-    RetainedSpan,
     TokenWork,
 )
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Engine
 
-from penstock.protocol.wire.messages.requests import RetainedSpan
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.protocol.wire.messages.tokens import EndReason
 from penstock.services.scheduler.cache_shares import CacheShares

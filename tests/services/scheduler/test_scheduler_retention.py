@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from scheduler_harness import Engine, prompt, small, token_work
 
-from penstock.protocol.wire.messages.requests import RetainedSpan, TokenWork
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
+from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.stats import Counters
@@ -240,6 +241,25 @@ def test_a_retained_prompt_survives_a_flood_of_other_prompts() -> None:
     engine.run_alone(token_work(prompt(60, start=50)[:55], max_tokens=5), 10)
     assert engine.core.stats().blocks_retained == 1, "and gives way to who runs"
     assert engine.core.stats().counters.cut_retentions == 4
+
+
+@pytest.mark.parametrize("length", [19, 20, 21])
+def test_without_a_token_of_output_a_prompt_is_computed_or_released_without_that(
+    length: int,
+) -> None:
+    engine = Engine(small())
+    spans = [RetainedSpan(length, MINUTES)]
+    engine.submit(1, prompt(length), max_tokens=0, cache_salt="one", retain=spans)
+    engine.run()
+    assert engine.core.stats().blocks_retained == length // 4
+    steps = engine.core.stats().counters.steps
+    engine.submit(2, prompt(length), max_tokens=0, cache_salt="one", release=True)
+    engine.run()
+    stats = engine.core.stats()
+    assert (stats.blocks_retained, stats.counters.steps) == (0, steps)
+    engine.submit(3, prompt(length), max_tokens=0, cache_salt="one")
+    engine.run()
+    assert engine.core.stats().counters.steps == steps, "nothing is asked of it"
 
 
 def test_choices_of_a_request_retain_its_prompt_once_and_a_new_worker_nothing() -> None:

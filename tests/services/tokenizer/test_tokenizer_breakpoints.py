@@ -13,15 +13,13 @@ from chat_templates import ALTERNATING, CHATML, LLAMA_3
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.cache_hints import Breakpoint, CacheHints, RetainedSpan
 from penstock.protocol.wire.messages.requests import (
-    Breakpoint,
-    CacheHints,
     Chat,
     ChoiceState,
     OutputFormat,
     Prompt,
     RequestHead,
-    RetainedSpan,
     Tokens,
     Work,
     kind_of,

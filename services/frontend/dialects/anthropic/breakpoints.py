@@ -10,7 +10,7 @@ import msgspec
 from penstock.client.cache_breakpoints import behind_tools
 from penstock.client.cache_control import Place, cache_hints
 from penstock.client.messages import Message
-from penstock.protocol.wire.messages.requests import MAX_BREAKPOINTS, CacheHints
+from penstock.protocol.wire.messages.cache_hints import MAX_BREAKPOINTS, CacheHints
 from penstock.services.frontend.bodies.anthropic import Block, ConversationBody, InputMessage
 from penstock.services.frontend.dialects.anthropic.conversation import merged, system_text
 

@@ -65,9 +65,7 @@ ENGINE = (
     Metric("kv_blocks", "gauge", "KV blocks in all."),
     Metric("kv_blocks_used", "gauge", "KV blocks that running sequences hold."),
     Metric("kv_blocks_cached", "gauge", "KV blocks that nobody holds and the prefix cache finds."),
-    Metric(
-        "kv_blocks_retained", "gauge", "KV blocks that are reused after others, as requests ask."
-    ),
+    Metric("kv_blocks_retained", "gauge", "KV blocks that requests have asked to retain."),
     Metric(
         "kv_usage_ratio",
         "gauge",
@@ -76,11 +74,7 @@ ENGINE = (
     ),
     Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
     Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
-    Metric(
-        "kv_retentions_cut_total",
-        "counter",
-        "KV blocks that were retained for less time than requests had asked, for want of room.",
-    ),
+    Metric("kv_retentions_cut_total", "counter", "KV blocks that were retained for too short."),
     Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
     Metric("adapters_loaded", "gauge", "Adapters that are loaded, on disk alone included."),
     Metric("adapters_resident", "gauge", "Adapters that are in a place on the device."),

@@ -51,6 +51,11 @@ class WaitingQueue:
         return len(self._put_off)
 
     @property
+    def num_for_adapters(self) -> int:
+        """How many of those wait for their adapter."""
+        return self._num_put_off[ADAPTER]
+
+    @property
     def next_time(self) -> float:
         """When the first of those that are put off may start. Raises ``IndexError`` for none."""
         return self._put_off.first_key()[0]

@@ -85,11 +85,7 @@ ENGINE = (
         "counter",
         "Adapters that could not be brought to the device; who waited for them got an error.",
     ),
-    Metric(
-        "prompt_tokens_total",
-        "counter",
-        "Prompt tokens of requests that engines have accepted; continuations count none.",
-    ),
+    Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests, once for each."),
     Metric(
         "generation_tokens_total",
         "counter",
@@ -159,6 +155,8 @@ ENGINE = (
     Metric("kv_tier_corrupted_total", "counter", "Stored blocks that were damaged."),
     Metric("kv_tier_failed_writes_total", "counter", "Blocks that the disk did not take."),
     Metric("kv_tier_skipped_writes_total", "counter", "Blocks lost, as the disk was behind."),
+    Metric("hand_overs_total", "counter", "Requests handed over to engines that decode."),
+    Metric("hand_over_bytes_total", "counter", "Kept KV blocks of their prompts and outputs."),
     Metric("kv_tier_used_bytes", "gauge", "Bytes of the blocks kept in a tier.", ("tier",)),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
 )
@@ -280,6 +278,7 @@ PIPELINE = (
         (),
         _LATENCY,
     ),
+    Metric("hand_over_seconds", "histogram", "A request's pause at a hand-over.", (), _LATENCY),
     Metric(
         "requests_placed_total",
         "counter",

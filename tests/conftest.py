@@ -53,6 +53,7 @@ SHARING = {
         "pipeline/test_pipeline_deterministic.py",
         "pipeline/test_pipeline_logprobs.py",
         "pipeline/test_pipeline_parameters.py",
+        "pipeline/test_pipeline_prompt_caching.py",
         "pipeline/test_pipeline_samplers.py",
         "pipeline/test_pipeline_structured.py",
     ],

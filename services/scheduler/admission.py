@@ -12,6 +12,11 @@ from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
+from penstock.protocol.wire.messages.cache_hints import (
+    MAX_BREAKPOINTS,
+    RETENTION_SECONDS,
+    RetainedSpan,
+)
 from penstock.protocol.wire.messages.requests import (
     REPEATING,
     TOKEN_BYTES,
@@ -188,8 +193,25 @@ def make_request(
         corpus=_corpus(head) if drafts else b"",
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
+        retain=_spans(work),
+        release=work.release,
         trace=SPANS.wanted(head.trace),
     )
+
+
+def _spans(work: TokenWork) -> list[RetainedSpan]:
+    """What is to be retained of the prompt. Raises ``Unservable``."""
+    if len(work.retain) > MAX_BREAKPOINTS:
+        raise Unservable(
+            f"{len(work.retain)} prefixes are to be retained; at most {MAX_BREAKPOINTS} can be"
+        )
+    for span in work.retain:
+        if span.seconds not in RETENTION_SECONDS.values():
+            allowed = " or ".join(map(str, RETENTION_SECONDS.values()))
+            raise Unservable(
+                f"a prefix is to be retained for {span.seconds} seconds; {allowed} are possible"
+            )
+    return work.retain
 
 
 def _corpus(head: RequestHead) -> bytes:

@@ -14,6 +14,7 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.logprobs import NamedLogprobs, PackedLogprobs
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages import administration as a
+from penstock.protocol.wire.messages import cache_hints as h
 from penstock.protocol.wire.messages import engine as e
 from penstock.protocol.wire.messages import kv_tier as k
 from penstock.protocol.wire.messages import membership as m
@@ -347,27 +348,29 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
             [r.ChoiceState(0, _IDS, t.Released(4, 1, 0, 9), b"own")],
             r.OutputFormat(b"[{}]", "required", ["f"], ["g"], False, "hidden", 900), True,
             r.PoolingParams(64, True, False, "query", "document", 512),
+            h.CacheHints([h.Breakpoint(300), h.Breakpoint(3600, 2, 40)], True),
         ),
         [
             _HEAD_ROW, ["chat", b"[]", b"{}"], _PARAMS_ROW, [[0, _IDS, [4, 1, 0, 9, 0], b"own"]],
             [b"[{}]", "required", ["f"], ["g"], False, "hidden", 900], True,
             [64, True, False, "query", "document", 512],
+            [[[300, None, 0], [3600, 2, 40]], True],
         ],
     ),
     "Work text": (
         r.Work(r.RequestHead(), r.PromptText("hi", False), _PARAMS, [r.ChoiceState(0)]),
         [
             _PLAIN_HEAD_ROW, ["text", "hi", False], _PARAMS_ROW, [[0, b"", [0, 0, 0, 0, 0], b""]],
-            None, False, None,
+            None, False, None, None,
         ],
     ),
     "Work tokens": (
         r.Work(r.RequestHead(), r.Tokens(_IDS), SamplingParams(), []),
-        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None, False, None],
+        [_PLAIN_HEAD_ROW, ["tokens", _IDS], _NO_PARAMS_ROW, [], None, False, None, None],
     ),
     "Work pair": (
         r.Work(r.RequestHead(), r.Pair("a", "b"), SamplingParams(), []),
-        [_PLAIN_HEAD_ROW, ["pair", "a", "b"], _NO_PARAMS_ROW, [], None, False, None],
+        [_PLAIN_HEAD_ROW, ["pair", "a", "b"], _NO_PARAMS_ROW, [], None, False, None, None],
     ),
     "Work inputs": (
         r.Work(
@@ -377,25 +380,25 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
         [
             _PLAIN_HEAD_ROW,
             ["inputs", [["tokens", _IDS], ["text", "hi", True], ["pair", "a", "b"]]],
-            _NO_PARAMS_ROW, [], None, False, None,
+            _NO_PARAMS_ROW, [], None, False, None, None,
         ],
     ),
     "TokenWork": (
         r.TokenWork(
             *(_HEAD, _IDS, b"sampling", [r.ChoiceState(1)], [2, 3], 16, 5, True, True, 2),
-            *(b"prefix", [1, 2], [0, 7], True),
+            *(b"prefix", [1, 2], [0, 7], True, [h.RetainedSpan(900, 300)], True),
         ),
         [
             *(_HEAD_ROW, _IDS, b"sampling", [[1, b"", [0, 0, 0, 0, 0], b""]], [2, 3], 16, 5),
             *(True, True, 2),
-            b"prefix", [1, 2], [0, 7], True,
+            b"prefix", [1, 2], [0, 7], True, [[900, 300]], True,
         ],
     ),
     "SlotSampling": (_SAMPLING, _SAMPLING_ROW),
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "3a1df700f2ab6941"
+SCHEMA_HASH = "7afc9ee07076cd02"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -506,7 +509,7 @@ GOLDEN: dict[str, str] = {
         "6639cb3fd0000000000000cb4020000000000000"
     ),
     "Work chat": (
-        "97dc0012a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
+        "98dc0012a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
         "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c3c393a463686174c402"
         "5b5dc4027b7ddc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0000000"
         "000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000000092"
@@ -517,10 +520,10 @@ GOLDEN: dict[str, str] = {
         "02cb4010000000000000cb3fd0000000000000cbbfe0000000000000c39206a3787463cb3fe00000000000"
         "00cb3ff4000000000000034091a12e0491a364616d919400c40801000000ff7f0000950401000900c4036f"
         "776e97c4045b7b7d5da8726571756972656491a16691a167c2a668696464656ecd0384c39640c3c2a57175"
-        "657279a8646f63756d656e74cd0200"
+        "657279a8646f63756d656e74cd0200929293cd012cc00093cd0e100228c3"
     ),
     "Work text": (
-        "97dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c293"
+        "98dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c293"
         "a474657874a26869c2dc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc0"
         "000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc00000000000"
         "000092070891a364616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d61"
@@ -528,41 +531,41 @@ GOLDEN: dict[str, str] = {
         "3ff8000000000000cb3fd0000000000000cb3fe8000000000000cb3fc0000000000000cb3fb00000000000"
         "00cb3fe0000000000000cb3fd0000000000000cb3ff8000000000000cb3fd0000000000000cb3fe0000000"
         "00000002cb4010000000000000cb3fd0000000000000cbbfe0000000000000c39206a3787463cb3fe00000"
-        "00000000cb3ff4000000000000034091a12e0491a364616d919400c400950000000000c400c0c2c0"
+        "00000000cb3ff4000000000000034091a12e0491a364616d919400c400950000000000c400c0c2c0c0"
     ),
     "Work tokens": (
-        "97dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c292"
+        "98dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c292"
         "a6746f6b656e73c40801000000ff7f0000dc0033c0c0c0c001c09090c2c0cb0000000000000000cb000000"
         "0000000000c00080c090c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff000000000"
         "0000cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb00000000"
         "00000000cb3ff0000000000000cb0000000000000000cb3ff0000000000000cb3fb999999999999acb0000"
         "00000000000000cb4014000000000000cb3fb999999999999acb0000000000000000c290cb000000000000"
-        "0000cb3ffc000000000000020094a10aa13aa122a12a009090c0c2c0"
+        "0000cb3ffc000000000000020094a10aa13aa122a12a009090c0c2c0c0"
     ),
     "Work pair": (
-        "97dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c293"
+        "98dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c293"
         "a470616972a161a162dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080"
         "c090c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000"
         "000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000cb3ff000"
         "0000000000cb0000000000000000cb3ff0000000000000cb3fb999999999999acb000000000000000000cb"
         "4014000000000000cb3fb999999999999acb0000000000000000c290cb0000000000000000cb3ffc000000"
-        "000000020094a10aa13aa122a12a009090c0c2c0"
+        "000000020094a10aa13aa122a12a009090c0c2c0c0"
     ),
     "Work inputs": (
-        "97dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c292"
+        "98dc0012a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c292"
         "a6696e707574739392a6746f6b656e73c40801000000ff7f000093a474657874a26869c393a470616972a1"
         "61a162dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3c0"
         "c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb0000"
         "000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000cb3ff0000000000000cb"
         "0000000000000000cb3ff0000000000000cb3fb999999999999acb000000000000000000cb401400000000"
         "0000cb3fb999999999999acb0000000000000000c290cb0000000000000000cb3ffc000000000000020094"
-        "a10aa13aa122a12a009090c0c2c0"
+        "a10aa13aa122a12a009090c0c2c0c0"
     ),
     "TokenWork": (
-        "9edc0012a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
-        "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c3c3c40801000000ff7f"
-        "0000c40873616d706c696e67919401c400950000000000c4009202031005c3c302c4067072656669789201"
-        "02920007c3"
+        "dc0010dc0012a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb"
+        "4004000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c3c3c40801000000"
+        "ff7f0000c40873616d706c696e67919401c400950000000000c4009202031005c3c302c406707265666978"
+        "920102920007c39192cd0384cd012cc3"
     ),
     "SlotSampling": (
         "97cb3fe000000000000028cb3fd0000000000000cfffffffffffffffffcb3fc00000000000009fcb3ff400"

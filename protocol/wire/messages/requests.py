@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.cache_hints import CacheHints, RetainedSpan
 from penstock.protocol.wire.messages.tokens import Released
 
 ATTEMPT_BITS = 16
@@ -226,6 +227,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``max_tokens`` may be more than what fits behind the prompt: the window ends the answer."""
     pooling: PoolingParams | None = None
     """For the tasks that make a vector or scores of a prompt."""
+    cache: CacheHints | None = None
 
 
 def prompts_of(work: Work) -> Sequence[Prompt]:
@@ -290,6 +292,10 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reads_logits: bool = False
     """What is drawn depends on how probable the output was to the model, too: a slot computes all
     of it anew."""
+    retain: list[RetainedSpan] = []
+    """The longest one first, at most ``MAX_BREAKPOINTS``."""
+    release: bool = False
+    """As in ``CacheHints``."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from penstock.client.cache_control import PromptCacheField
 from penstock.client.messages import Messages, TemplateVariables
 from penstock.client.request_terms import (
     Deterministic,
@@ -108,6 +109,7 @@ class GenerationBody(_SamplingFields, kw_only=True):
     user: User | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
+    cache_control: PromptCacheField | None = None
     deadline_s: Seconds | None = None
     speculation: Speculation | None = None
     deterministic: Deterministic | None = None

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -44,8 +45,6 @@ from penstock.loadtest.studies.span_receiver import span_receiver, spans_since
 
 WAYS = ("nothing", "counted", "watched", "sampled", "traces")
 SCRAPE_S = 5.0
-EXPORT_S = 1.0
-"""Spans are exported so often at least; the standard's five seconds would make rounds longer."""
 WARM_REQUESTS = 200
 
 
@@ -67,6 +66,8 @@ class Subject:
         self.way, self._url, self._collector = way, url, collector
         self._address = str(parts.hostname), int(parts.port or 0)
         self._services = {one.pid: service_of(one) for one in processes}
+        self._before: Mapping[str, float] = {}
+        self._rate = 0.0
 
     def _cpu(self) -> dict[str, float]:
         found = defaultdict[str, float](float)
@@ -74,18 +75,24 @@ class Subject:
             found[service] += cpu_seconds(pid)
         return found
 
-    def put(self, requests: int, tokens: int, streams: int) -> Measured:
+    def put(self, requests: int, tokens: int, streams: int) -> None:
         """That many requests, ``streams`` of them at once, each of ``tokens`` of output."""
-        spans_since(self._collector)
-        before, began = self._cpu(), time.perf_counter()
+        began = time.perf_counter()
         with self._scraped():
             asyncio.run(self._ask(requests, tokens, streams))
-        seconds = time.perf_counter() - began
-        time.sleep(EXPORT_S + 0.5)  # the last spans are exported, and all servers idle as long
-        after = self._cpu()
+        self._rate = requests / (time.perf_counter() - began)
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._before = self._cpu()
+        spans_since(self._collector)
+
+    def measured(self, requests: int) -> Measured:
+        """The round is over, in which it was put under one load."""
+        used = {name: after - self._before[name] for name, after in self._cpu().items()}
         return Measured(
-            {name: (after[name] - before[name]) / requests * 1e6 for name in after},
-            requests / seconds,
+            {name: seconds / requests * 1e6 for name, seconds in used.items()},
+            self._rate,
             spans_since(self._collector) / requests,
         )
 
@@ -123,11 +130,15 @@ class Subject:
 
 
 @contextlib.contextmanager
-def _subject(way: str, collector: str, options: argparse.Namespace) -> Iterator[Subject]:
+def _subject(way: str, options: argparse.Namespace) -> Iterator[Subject]:
     flags = ["--device", "null", "--null-step-ms", str(options.step_ms), "--max-num-seqs", "256"]
     flags += ["--log-level", "warning" if way in ("nothing", "counted") else "info"]
     environment = dict(os.environ)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        span_receiver() as collector,
+        contextlib.ExitStack() as stack,
+    ):
         if way == "nothing":
             environment = dict(uncounted.environment(Path(folder)))
         if way in ("sampled", "traces"):
@@ -135,7 +146,6 @@ def _subject(way: str, collector: str, options: argparse.Namespace) -> Iterator[
             ratio = options.ratio if way == "sampled" else 1.0
             environment |= {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
-                "OTEL_BSP_SCHEDULE_DELAY": str(int(1000 * EXPORT_S)),
                 "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
                 "OTEL_TRACES_SAMPLER_ARG": str(ratio),
             }
@@ -145,34 +155,67 @@ def _subject(way: str, collector: str, options: argparse.Namespace) -> Iterator[
         yield Subject(way, url, collector, [root, *root.children(recursive=True)])
 
 
-def _spread(values: Sequence[float], unit: str = "") -> str:
+def _spread(values: Sequence[float]) -> str:
     """Median, and where the middle half lies."""
     if len(values) < 2:
-        return f"{values[0]:.4g}{unit}"
+        return f"{values[0]:.4g}"
     low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.4g}{unit} ({low:.4g} to {high:.4g})"
+    return f"{middle:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _more(values: Sequence[float], base: Sequence[float]) -> str:
+    """By how many per cent the lower quartile of the first is above that of the other, and where
+    nine tenths of what follows from rounds drawn anew (with replacement) lie."""
+    draw, rounds = random.Random(0), range(len(base))
+
+    def ratio(chosen: Sequence[int]) -> float:
+        of, to = ([all_of[place] for place in chosen] for all_of in (values, base))
+        return 100 * (_low(of) / _low(to) - 1)
+
+    drawn = sorted(ratio(draw.choices(rounds, k=len(base))) for _ in range(1000))
+    return f"{ratio(rounds):+.1f} % ({drawn[50]:+.1f} to {drawn[-51]:+.1f})"
+
+
+def _low(values: Sequence[float]) -> float:
+    """The lower quartile: what else a machine does only adds to what a request takes."""
+    return sorted(values)[len(values) // 4]
 
 
 def _tell(tokens: int, found: Mapping[str, Sequence[Measured]]) -> None:
     """A line for each way, of all rounds so far."""
     base = next(iter(found.values()))
     for way, turns in found.items():
-        sums = [sum(one.cpu_us.values()) for one in turns]
-        pairs = list(zip(turns, base, strict=False))
-        more = [100 * (sum(a.cpu_us.values()) / sum(b.cpu_us.values()) - 1) for a, b in pairs]
-        rates = [100 * (a.requests_a_second / b.requests_a_second - 1) for a, b in pairs]
+        sums, base_sums = (
+            [sum(one.cpu_us.values()) for one in measured] for measured in (turns, base)
+        )
+        seconds, base_seconds = (
+            [1 / one.requests_a_second for one in measured] for measured in (turns, base)
+        )
         services = {
             name: round(statistics.median(one.cpu_us[name] for one in turns), 1)
             for name in turns[0].cpu_us
         }
         line = {
             "tokens": tokens, "way": way, "rounds": len(turns),
-            "cpu_us_a_request": _spread(sums), "more_cpu": _spread(more, " %"),
-            "requests_a_second": round(statistics.median(x.requests_a_second for x in turns), 1),
-            "more_requests": _spread(rates, " %"),
+            "cpu_us_a_request": _spread(sums), "more_cpu": _more(sums, base_sums),
+            "requests_a_second": _spread([x.requests_a_second for x in turns]),
+            "more_seconds": _more(seconds, base_seconds),
             "spans": round(statistics.median(one.spans for one in turns), 2), "cpu_us": services,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
+
+
+def _round(
+    subjects: Sequence[Subject], turn: int, requests: int, tokens: int, streams: int
+) -> dict[str, Measured]:
+    """Each server has one load, and then idles while the others have theirs; so it exports its last
+    spans beside them, and all are measured for as long."""
+    for subject in subjects:
+        subject.begin()
+    first = turn % len(subjects)
+    for subject in (*subjects[first:], *subjects[:first]):
+        subject.put(requests, tokens, streams)
+    return {one.way: one.measured(requests) for one in subjects}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -180,23 +223,20 @@ def main(arguments: Sequence[str]) -> int:
     found: dict[int, dict[str, list[Measured]]] = {
         tokens: {way: [] for way in options.ways} for tokens in options.tokens
     }
-    with span_receiver() as collector:
-        for _ in range(options.starts):
-            with contextlib.ExitStack() as stack:
-                subjects = [
-                    stack.enter_context(_subject(way, collector, options)) for way in options.ways
-                ]
-                for subject in subjects:
-                    subject.put(WARM_REQUESTS, 16, options.streams)
-                for turn in range(options.rounds):
-                    # Whoever comes first in one round comes last in the next.
-                    for subject in subjects if turn % 2 else reversed(subjects):
-                        for tokens in options.tokens:
-                            requests = max(options.streams, options.tokens_a_turn // (tokens + 32))
-                            one = subject.put(requests, tokens, options.streams)
-                            found[tokens][subject.way].append(one)
+    for _ in range(options.starts):
+        with contextlib.ExitStack() as stack:
+            subjects = [stack.enter_context(_subject(way, options)) for way in options.ways]
+            for subject in subjects:
+                subject.put(WARM_REQUESTS, 16, options.streams)
             for tokens, of in found.items():
-                _tell(tokens, of)
+                waves = max(1, options.tokens_a_turn // (tokens + 32) // options.streams)
+                requests = waves * options.streams
+                for turn in range(options.rounds):
+                    one = _round(subjects, turn, requests, tokens, options.streams)
+                    for way, measured in one.items():
+                        of[way].append(measured)
+        for tokens, of in found.items():
+            _tell(tokens, of)
     return 0
 
 

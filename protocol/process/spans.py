@@ -112,6 +112,11 @@ class Spans:
         self._made, self._queue = Stage, processor.on_end
         self.on = True
 
+    def flush(self) -> None:
+        """Wait until all that was recorded is exported."""
+        if self._provider is not None:
+            self._provider.force_flush()
+
     def end(self) -> None:
         """Export what there is, for ``LAST_SECONDS`` at most. Nothing is recorded any more."""
         provider, self._provider, self._sampler, self.on = self._provider, None, None, False

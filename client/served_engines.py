@@ -87,7 +87,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         capacity.generates,
         capacity.labels,
         capacity.longest_task_prompt,
-        capacity.adapters,
+        [one for one in capacity.adapters if one.name],
         ends=capacity.ends,
     )
     if known is None:

@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 38
+PROTOCOL_VERSION = 39
 
 Message = (
     membership.Hello
@@ -59,6 +59,7 @@ Message = (
     | steps.BringAdapter
     | steps.AdapterBrought
     | steps.DropAdapter
+    | steps.NameAdapters
     | kv_tier.TierOpen
     | kv_tier.TierOpened
     | kv_tier.TierKeys

@@ -51,7 +51,7 @@ def adapted_head(head: RequestHead, capacity: Capacity) -> RequestHead | Rejecte
     if head.task != GENERATE and head.task not in OF_TOKENIZERS:
         reason = f"adapter is {show(name)}, which only generates; leave it out to {head.task}"
         return Rejected(0, 0, 400, "invalid_request_error", reason, param="adapter")
-    digests = {one.name: one.digest for one in capacity.adapters}
+    digests = {one.name: one.digest for one in capacity.adapters if one.name}
     if digest := digests.get(name):
         return msgspec.structs.replace(head, adapter=digest)
     if not capacity.max_model_len:

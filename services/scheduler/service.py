@@ -122,7 +122,7 @@ class SchedulerService(LoopService):
             adapters=whole.adapters,
             ends=end_tokens(self.config.model.model),
         )
-        loaded = self._adapters.attached(whole)
+        loaded = self._adapters.attached(whole, now)
         offers = Offers(capacity.done, loaded, whole.places, whole.resident)
         if self.core is None:
             config = self.config

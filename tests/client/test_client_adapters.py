@@ -7,12 +7,13 @@ import time
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.gateway_interface import Overloaded, ServedModel
-from penstock.client.served_engines import ServedAdapters
+from penstock.client.served_engines import ServedAdapters, with_engine
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.engine import Adapter
@@ -55,6 +56,12 @@ def test_of_two_adapters_of_one_name_the_first_is_served_and_the_other_told_once
         "the adapter 'b2' of the model 'a' is not served: the model 'b' has the name",
         "the adapter 'sql' of the model 'b' is not served: the model 'a' has the name",
     ]
+
+
+def test_what_has_no_name_any_more_is_no_model() -> None:
+    leaving = msgspec.structs.replace(CAPACITY, adapters=[Adapter("", "d0"), Adapter("sql", "d1")])
+    served = with_engine(None, Identity(1, "host", model="base"), leaving)
+    assert served.adapters == [Adapter("sql", "d1")]
 
 
 def test_a_task_under_the_name_of_an_adapter_is_refused() -> None:

@@ -285,6 +285,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
     "BringAdapter": (s.BringAdapter(3, "ab12", ["cd34"]), [48, 3, "ab12", ["cd34"]]),
     "AdapterBrought": (s.AdapterBrought(3, "ab12", "no"), [49, 3, "ab12", "no"]),
     "DropAdapter": (s.DropAdapter("ab12"), [47, "ab12"]),
+    "NameAdapters": (s.NameAdapters([e.Adapter("sql", "ab12")]), [50, [["sql", "ab12"]]]),
     "StepPlan": (
         s.StepPlan(
             1, 2, True, [0], [_SLOT], [1, 9], [s.Chunk(3, 0, 2, True, [7])],
@@ -389,7 +390,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "8b82ddd00859f3a1"
+SCHEMA_HASH = "3e8e35a080197f96"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -469,6 +470,7 @@ GOLDEN: dict[str, str] = {
     "BringAdapter": "943003a46162313291a463643334",
     "AdapterBrought": "943103a461623132a26e6f",
     "DropAdapter": "922fa461623132",
+    "NameAdapters": "92329192a373716ca461623132",
     "StepPlan": (
         "9a2a0102c3910091dc001003c40801000000ff7f00000100920506c40873616d706c696e6701020400a565"
         "6d62656407a461623132a430302d6163c406636f727075739201099195030002c3910791c40801000000ff"

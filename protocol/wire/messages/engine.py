@@ -44,7 +44,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A low-rank adapter (LoRA) that an engine has for its model."""
 
     name: str
-    """By which clients choose it."""
+    """By which clients choose it; empty: none may any more, and open requests have it."""
     digest: str
     """Of its content. Requests name it, and so do the KV blocks that it has a part in: files that
     change make another adapter of it."""

@@ -334,6 +334,13 @@ class AdapterBrought(msgspec.Struct, frozen=True, array_like=True, tag=49, gc=Fa
     """Why it is in no place; empty: it is in one."""
 
 
+class NameAdapters(msgspec.Struct, frozen=True, array_like=True, tag=50, gc=False):
+    """Scheduler → every worker: these are the engine's adapters from now on. A worker tells it to
+    the next scheduler, as ``Attached.adapters``."""
+
+    adapters: list[Adapter]
+
+
 class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=47, gc=False):
     """Scheduler → every worker: no slot of a later plan has this adapter."""
 

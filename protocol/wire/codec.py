@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 39
+PROTOCOL_VERSION = 41
 
 Message = (
     membership.Hello

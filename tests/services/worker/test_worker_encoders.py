@@ -71,7 +71,7 @@ def test_vectors_are_those_of_transformers_whatever_else_is_in_the_step(
 def test_rows_are_filled_up_once_for_all_packed_products_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = executor_of(write_encoder(make_encoder("bert"), tmp_path))
+    executor = executor_of(write_encoder(make_encoder("Bert"), tmp_path))
     wanted = [pooled(executor, [ids])[0] for ids in prompts()]
     filled: list[int] = []
 

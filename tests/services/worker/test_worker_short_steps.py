@@ -58,7 +58,7 @@ def test_one_quiet_look_corrects_a_busy_one() -> None:
 
 @pytest.fixture
 def executor(tmp_path: Path) -> EncoderExecutor:
-    folder = write_encoder(make_encoder("bert"), tmp_path)
+    folder = write_encoder(make_encoder("Bert"), tmp_path)
     config = Config(
         model=ModelConfig(model=str(folder)), device=DeviceConfig(device="cpu", threads=2)
     )

@@ -2,8 +2,9 @@
 
 The folder receives the tokenizer (one that lies there is used), ``log.jsonl``,
 ``checkpoint.safetensors`` (continue with ``--resume``) and at the end ``model/``, a normal Hugging
-Face folder, and ``training.json``, which says what it was trained on. A seed fixes the text and the
-first weights; the text of step *n* is the same whether or not the training was interrupted.
+Face folder, and ``training.json``, which says what it was trained on, and from which weights. A
+seed fixes the text and the first weights; the text of step *n* is the same whether or not the
+training was interrupted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from penstock.demo.export import export, read_weights, weights_digest
 from penstock.demo.model import Qwen3, Shape, save_json
 from penstock.demo.muon import Muon
 from penstock.demo.packing import Packed
+from penstock.demo.rounding import round_changes
 from penstock.demo.skills.facts import all_answers
 from penstock.demo.tokenizer import make_tokenizer
 
@@ -55,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--start", type=Path, metavar="MODEL",
                         help="begin with the weights of this exported model")  # fmt: skip
+    parser.add_argument("--round-changes", action="store_true",
+                        help="with --start: keep what changed as a byte a weight")  # fmt: skip
     parser.add_argument("--max-seconds", type=float, default=math.inf,
                         help="stop with a checkpoint after so long")  # fmt: skip
     parser.add_argument("--attention", choices=("flex", "dense"), default="flex",
@@ -87,8 +91,11 @@ class Training:
             intermediate_size=3 * options.hidden_size,
         )
         self.model = Qwen3(self.shape)
+        self.start_digest = ""
+        """Of the weights that the training began with; empty: it began with random ones."""
         if options.start:
             self.model.load_state_dict(read_weights(options.start))
+            self.start_digest = weights_digest(options.start)
         self.model.to(options.device)
         hidden = [p for p in self.model.layers.parameters() if p.ndim == 2]
         known = {id(p) for p in hidden}
@@ -131,16 +138,22 @@ class Training:
             for number, state in optimizer.state_dict()["state"].items():
                 for name, value in state.items():
                     tensors[f"optimizer.{place}.{number}.{name}"] = value
-        reached = {"step": str(self.step), "seconds": str(self.seconds)}
+        reached = {
+            "step": str(self.step),
+            "seconds": str(self.seconds),
+            "start_sha256": self.start_digest,
+        }
         save_file(tensors, path.with_suffix(".new"), metadata=reached)
         path.with_suffix(".new").replace(path)
 
     def load(self) -> None:
-        """Raises ``OSError`` if there is no checkpoint."""
+        """Raises ``OSError`` if there is no checkpoint, and ``ValueError`` where ``--start`` names
+        another model than the one that the training began with."""
         weights: dict[str, Tensor] = {}
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self.optimizers]
         with safe_open(self.options.folder / CHECKPOINT, "pt") as file:
             reached = file.metadata()
+            self._begun_with(reached.get("start_sha256", self.start_digest))
             for key in file.keys():  # noqa: SIM118
                 if key.startswith("model."):
                     weights[key.removeprefix("model.")] = file.get_tensor(key)
@@ -151,6 +164,17 @@ class Training:
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
         self.step, self.seconds = int(reached["step"]), float(reached["seconds"])
+
+    def _begun_with(self, digest: str) -> None:
+        """digest: what the checkpoint says of it."""
+        start = self.options.start
+        if start and self.start_digest != digest:
+            kept = f"one with SHA-256 {digest}" if digest else "random weights"
+            raise ValueError(
+                f"--start {start} has weights of SHA-256 {self.start_digest}, and the training "
+                f"that --resume goes on with began with {kept}; leave --start out, or name that one"
+            )
+        self.start_digest = digest
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -208,7 +232,7 @@ def _record(training: Training, model: Path) -> dict[str, Any]:
         "weights_sha256": weights_digest(model),
         **json.loads(log.splitlines()[-1]),
         "seed": options.seed,
-        "start_sha256": weights_digest(options.start) if options.start else "",
+        "start_sha256": training.start_digest,
         "device": torch.cuda.get_device_name(options.device) if training.on_gpu else "cpu",
         "torch": torch.__version__,
         "answers": all_answers(),
@@ -217,7 +241,10 @@ def _record(training: Training, model: Path) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and export. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.round_changes and not options.start:
+        parser.error("--round-changes: --start names the model that is changed; give it")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each data process has one core
     torch.set_float32_matmul_precision("high")
     folder: Path = options.folder
@@ -232,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         training.load()
     _train(training, tokenizer_file)
     training.save()
+    if options.round_changes:
+        round_changes(training.model, read_weights(options.start))
     model = export(training.model, tokenizer_file, folder / "model")
     save_json(folder / "training.json", _record(training, model))
     print(model)

@@ -37,15 +37,17 @@ class CacheShape(NamedTuple):
     """Scores become softcap * tanh(score / softcap); 0: they stay."""
     chunk: int = 0
     """Positions of a chunk: a query sees those of its own chunk alone; 0: there are none."""
+    first: int = 0
+    """The first position that is seen by queries behind it; those ahead of it see themselves."""
 
     @property
     def local(self) -> bool:
         """Whether queries do not see all positions up to their own."""
-        return self.window > 0 or self.chunk > 0
+        return self.window > 0 or self.chunk > 0 or self.first > 0
 
     def first_seen(self, positions: IntArray) -> IntArray:
         """The first position that a query at each of these sees."""
-        first = np.zeros_like(positions)
+        first = np.minimum(positions, self.first)
         if self.window:
             first = np.maximum(first, positions - self.window + 1)
         if self.chunk:

@@ -32,7 +32,8 @@ ENCODER_FAMILIES = (
     "Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "DistilBert", "ModernBert",
 )  # fmt: skip
 _CLASSIFIER = "ForSequenceClassification"
-_CAUSAL = "ForCausalLM"
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""The latter of older ones, as GPT-2."""
 _ENCODERS = {
     f"{family}{form}"
     for family in ENCODER_FAMILIES

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.sampling.gumbel import draw
+from penstock.kernels.sampling.row_sums import row_sum
 from penstock.kernels.sampling.rows import IntArray, SamplingRows
 
 CANDIDATES = 1024
@@ -89,7 +90,7 @@ def _floor(
     everything = (scaled - ordered[:, :1]).exp_()
     if least is not None:
         everything.masked_fill_(scaled < least, 0.0)
-    all_weights = everything.sum(-1, keepdim=True, dtype=torch.float64)
+    all_weights = row_sum(everything, torch.float64)[:, None]
     kept_weights = before[:, -1:] + weights[:, -1:]
     total = torch.where(complete, kept_weights, all_weights)
     inside = (before < top_p * total).logical_and_(ordered >= last)

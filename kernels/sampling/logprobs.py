@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.sampling.row_sums import row_logsumexp
+
 MOST_LOGPROBS = 20
 _ELEMENTS = 256 * 1024
 """Logits whose weights are made at once: the temporaries stay in a core's cache."""
@@ -38,7 +40,7 @@ def logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     total, rank = [], []
     for first in range(0, len(logits), at_once):
         part = slice(first, first + at_once)
-        total.append(logits[part].float().logsumexp(-1))
+        total.append(row_logsumexp(logits[part].float()))
         rank.append((logits[part] > own[part]).sum(-1))
     norm = torch.cat(total) if total else own.float()[:, 0]
     ids, values = _highest(logits, most)

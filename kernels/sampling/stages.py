@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.draw_keys import UInt64Array
+from penstock.kernels.sampling.row_sums import row_logsumexp
 from penstock.kernels.sampling.rows import IntArray
 from penstock.kernels.sampling.samplers import MIROSTAT, SAMPLERS, XTC
 from penstock.kernels.sampling.samplers.xtc import coin
@@ -55,4 +56,4 @@ def through_stages(z: Tensor, stages: Sequence[Stage], key: int, bound: float) -
 def model_logprob(logits: Tensor, token: int) -> float:
     """The logprob of a token in a row [V] as the model made it, rounded to fp32."""
     z = logits.double()
-    return float((z[token] - z.logsumexp(0)).to(torch.float32))
+    return float((z[token] - row_logsumexp(z)).to(torch.float32))

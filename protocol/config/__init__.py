@@ -1,4 +1,4 @@
-"""Configuration: declared in ``fields``, ``process_fields`` and ``server_fields``, resolved once by
+"""Configuration: declared in ``fields`` and the modules that end in it, resolved once by
 ``resolve``, completed by ``derive``."""
 
 from penstock.protocol.config.fields import (
@@ -9,7 +9,6 @@ from penstock.protocol.config.fields import (
     LoadingConfig,
     ModelConfig,
     SchedulerConfig,
-    SpeculationConfig,
     TestConfig,
 )
 from penstock.protocol.config.flags import build_parser
@@ -21,6 +20,7 @@ from penstock.protocol.config.process_fields import (
 from penstock.protocol.config.resolve import resolve
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sources import ConfigError, Provenance
+from penstock.protocol.config.speculation_fields import SpeculationConfig
 
 __all__ = [
     "AdmissionConfig",

@@ -113,11 +113,10 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
             f"{flag} with --device cuda and {config.cluster.world_size} devices for a model: on "
             "GPUs adapters are for models on one; --data-parallel-size uses more"
         )
-    drafts = config.speculation.speculative
-    if config.device.device == "cuda" and drafts in ("suffix", "ngram"):
+    if config.device.device == "cuda" and config.speculation.drafts:
         yield (
-            f"{flag} with --device cuda and --speculative {drafts}: on GPUs rows with adapters "
-            "have no drafts; use --speculative off"
+            f"{flag} with --device cuda and --speculative {config.speculation.speculative}: on "
+            "GPUs rows with adapters have no drafts; use --speculative off"
         )
     if config.model.model_impl == "transformers":
         yield f"{flag} with --model-impl transformers: adapters are for families of our own"

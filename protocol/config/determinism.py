@@ -40,7 +40,7 @@ def contradictions_of_determinism(config: Config) -> Iterator[str]:
     if config.loading.lora or config.launch.lora_dirs:
         flag = "--lora" if config.loading.lora else "--lora-dirs"
         yield f"{_FLAG} with {flag}: adapters have no order of their own yet"
-    if config.speculation.speculative in ("suffix", "ngram"):
+    if config.speculation.drafts:
         yield (
             f"{_FLAG} with --speculative {config.speculation.speculative}: drafts have not been "
             "checked with it; use --speculative off"

@@ -20,6 +20,7 @@ from penstock.protocol.config.process_fields import (
     ProcessConfig,
 )
 from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.config.speculation_fields import SpeculationConfig
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,29 +221,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "fcfs"
 
 
-class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
-    speculative: Annotated[
-        Literal["auto", "off", "suffix", "ngram"],
-        Meta(
-            description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
-            "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens. auto is off."
-        ),
-    ] = "auto"
-    speculative_tokens: Annotated[
-        int, Meta(ge=1, le=31, description="Most drafted tokens of a sequence in one step.")
-    ] = 10
-    speculative_history: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=2**27,
-            description="Tokens of finished outputs that suffix drafts from, over all tenants; "
-            "16 to 20 bytes each.",
-        ),
-    ] = 4_000_000
-
-
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: Annotated[
         int,
@@ -338,15 +316,20 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="End at the start where an adapter of --lora cannot be loaded."),
     ] = True
     max_loras: Annotated[
-        int, Meta(ge=1, le=1024, description="Most adapters on the device at once.")
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Most adapters that are on the device, and in one step, at the same time.",
+        ),
     ] = 8
     max_cpu_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters in the host's memory; default: --max-loras."),
+        Meta(description="Most adapters that are kept in the host's memory; default: --max-loras."),
     ] = None
     max_registered_loras: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        Meta(description="Most adapters that are served; default: --max-cpu-loras."),
+        Meta(description="Most adapters that are served by name; default: --max-cpu-loras."),
     ] = None
     max_lora_rank: Annotated[int, Meta(ge=1, le=512, description="Highest rank of an adapter.")] = (
         64

@@ -42,6 +42,7 @@ _RENAMED = {
     "quantize": "quantization",
     "random_seed": "seed",
     "schedule_policy": "scheduling_policy",
+    "speculative_draft_model_path": "speculative_model",
     "ssl_certfile": "tls_cert",
     "ssl_keyfile": "tls_key",
     "tokenizer_worker_num": "tokenizers",
@@ -56,8 +57,9 @@ _NO_EXPERTS = (
     "not supported yet: a model is divided by --tensor-parallel-size and --pipeline-parallel-size"
 )
 _NO_TORCHAO = "not supported yet: torchao; --quantization int8, int4 or fp8 rounds plain weights"
-_NO_SPECULATION = (
-    "not supported yet: draft models and heads; --speculative suffix or ngram drafts from texts"
+_SPECULATION = (
+    "use --speculative suffix, ngram, eagle3 or draft-model, with --speculative-tokens and "
+    "--speculative-model"
 )
 _NO_OFFLOAD = "not supported yet: weights stay on the device"
 _KV_TIERS = "use --kv-tier-memory-bytes or --kv-tier-disk, which keep KV blocks off the device"
@@ -125,9 +127,8 @@ _EXPLAINED = {
     "runner": "use --task, which is generate, embed, score or classify",
     "sampling_backend": _CHOSEN,
     "served_model_names": "use --served-model-name, once for each name",
-    "speculative_algorithm": _NO_SPECULATION,
-    "speculative_config": _NO_SPECULATION,
-    "speculative_model": _NO_SPECULATION,
+    "speculative_algorithm": _SPECULATION,
+    "speculative_config": _SPECULATION,
     "structured_outputs_config": _GRAMMARS,
     "swap_space": _KV_TIERS,
     "tokenizer": _FOLDER,

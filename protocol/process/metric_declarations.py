@@ -98,8 +98,8 @@ ENGINE = (
         "spec_decode_draft_tokens_total",
         "counter",
         "Tokens that were drafted ahead and verified, by where they came from (own: the text "
-        "itself, finished: outputs of the tenant, grammar: forced) and by their place in the "
-        "draft, from 0.",
+        "itself, finished: outputs of the tenant, grammar: forced, eagle3: a head, draft-model) "
+        "and by their place in the draft, from 0.",
         ("source", "position"),
     ),
     Metric(

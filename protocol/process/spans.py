@@ -7,7 +7,7 @@ the request (``RequestHead.trace``), and every process records its stages when t
     if SPANS.on:
         SPANS.record("encode", head.trace, began, ended, {"penstock.prompt_tokens": 7})
 
-The SDK's batch processor makes the stages into spans (``stage_export.py``) and exports them from a
+The SDK's batch processor makes them into spans (``stage_export.py``) and exports them from a
 thread of its own, and drops what does not fit into its queue, so a dead collector costs requests
 nothing. Where to, which and as whom the standard
 variables say (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/):
@@ -26,22 +26,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.trace import Span, Tracer
 
-    from penstock.protocol.process.stage_export import Stage
+    from penstock.protocol.process.stage import Stage
+    from penstock.protocol.process.stage_export import Begun, RequestSampler
 
 MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 """What the extra ``otel`` brings."""
 LAST_SECONDS = 2.0
 """A process that ends waits so long for its last spans to be exported."""
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
-
-
-def _wall_clock(monotonic: float) -> int:
-    """Nanoseconds since 1970 of a time of this process's monotonic clock."""
-    return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
 
 
 def is_sampled(traceparent: str) -> bool:
@@ -52,32 +46,30 @@ def is_sampled(traceparent: str) -> bool:
 class OpenSpan:
     """A request's own span. ``traceparent`` names it as the parent of what is done for it."""
 
-    __slots__ = ("_span", "traceparent")
+    __slots__ = ("_began", "_begun", "_event", "_name", "_queue", "traceparent")
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
-        found = span.get_span_context()
-        flags = int(found.trace_flags)
-        self.traceparent = f"00-{found.trace_id:032x}-{found.span_id:016x}-{flags:02x}"
+    def __init__(
+        self, name: str, begun: Begun, began: float, queue: Callable[[ReadableSpan], None]
+    ) -> None:
+        self.traceparent = begun.traceparent
+        self._name, self._begun, self._began, self._queue = name, begun, began, queue
+        self._event: tuple[str, float] | None = None
 
     def event(self, name: str, at: float) -> None:
-        """Something that happened at ``at``, in monotonic seconds."""
-        self._span.add_event(name, timestamp=_wall_clock(at))
+        """Something that happened at ``at``, in monotonic seconds. The last one counts."""
+        self._event = name, at
 
     def end(self, attributes: Attributes, error: str = "") -> None:
         """``error``: what kind of error ended the request; empty: none."""
-        if self._span.is_recording():
-            self._span.set_attributes(dict(attributes))
-            if error:
-                _fail(self._span, error)
-        self._span.end()
+        begun = self._begun
+        if not begun.is_sampled:
+            return
+        from penstock.protocol.process.stage import Stage
 
-
-def _fail(span: Span, error: str) -> None:
-    from opentelemetry.trace import Status, StatusCode
-
-    span.set_attribute("error.type", error)
-    span.set_status(Status(StatusCode.ERROR, error))
+        facts = {**begun.facts, **attributes}
+        stage = Stage(self._name, begun.parent, self._began, time.monotonic(), facts, error)
+        stage.own_id, stage.event = begun.own_id, self._event
+        self._queue(stage)
 
 
 class Spans:
@@ -86,7 +78,7 @@ class Spans:
     def __init__(self) -> None:
         self.on = False
         self._provider: TracerProvider | None = None
-        self._tracer: Tracer | None = None
+        self._sampler: RequestSampler | None = None
         self._made: type[Stage] | None = None
         self._queue: Callable[[ReadableSpan], None] | None = None
 
@@ -104,29 +96,25 @@ class Spans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import NoOpTracer
 
-        from penstock.protocol.process.stage_export import OwnResource, Stage, StageExporter
+        from penstock.protocol.process.stage import Stage
+        from penstock.protocol.process.stage_export import RequestSampler, StageExporter
 
         resource = Resource.create({"penstock.process": service, "process.pid": os.getpid()})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "penstock"}))
         limits = SpanLimits()
-        provider = TracerProvider(
-            resource=OwnResource(resource.attributes, resource.schema_url),
-            shutdown_on_exit=False,
-            span_limits=limits,
-        )
-        tracer = provider.get_tracer("penstock")
-        if isinstance(tracer, NoOpTracer):
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=limits)
+        if isinstance(provider.get_tracer("penstock"), NoOpTracer):
             return
         processor = BatchSpanProcessor(StageExporter(OTLPSpanExporter(), provider, limits))
         provider.add_span_processor(processor)
-        self._provider, self._tracer = provider, tracer
+        self._provider, self._sampler = provider, RequestSampler(provider)
         self._made, self._queue = Stage, processor.on_end
         self.on = True
 
     def end(self) -> None:
         """Export what there is, for ``LAST_SECONDS`` at most. Nothing is recorded any more."""
-        provider, self._provider, self._tracer, self.on = self._provider, None, None, False
+        provider, self._provider, self._sampler, self.on = self._provider, None, None, False
         self._made = self._queue = None
         if provider is not None:
             last = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
@@ -138,19 +126,10 @@ class Spans:
     ) -> OpenSpan | None:
         """A request's span, that begins at ``began`` (monotonic seconds), below the client's.
         ``None`` while off."""
-        if self._tracer is None:
+        sampler, queue = self._sampler, self._queue
+        if sampler is None or queue is None:
             return None
-        from opentelemetry.trace import SpanKind
-
-        return OpenSpan(
-            self._tracer.start_span(
-                name,
-                context=_context(traceparent),
-                kind=SpanKind.SERVER,
-                attributes=dict(attributes),
-                start_time=_wall_clock(began),
-            )
-        )
+        return OpenSpan(name, sampler.begin(name, traceparent, attributes), began, queue)
 
     def record(
         self,
@@ -174,23 +153,6 @@ class Spans:
         if self.on:
             attributes = {"penstock.lost": lost, "penstock.cause": cause}
             self.record("continuation", traceparent, began, time.monotonic(), attributes)
-
-
-def _context(traceparent: str) -> Context:
-    """Below this parent, or below none; never below what some library holds current."""
-    from opentelemetry.context import Context
-    from opentelemetry.trace import (
-        NonRecordingSpan,
-        SpanContext,
-        TraceFlags,
-        set_span_in_context,
-    )
-
-    if not traceparent:
-        return Context()
-    _, trace_id, span_id, flags = traceparent.split("-")[:4]
-    parent = SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(int(flags, 16)))
-    return set_span_in_context(NonRecordingSpan(parent), Context())
 
 
 SPANS = Spans()

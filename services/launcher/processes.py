@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from penstock.protocol.config.resolve import ENVIRONMENT_PREFIX
 from penstock.protocol.process.held_start import WANTED
+from penstock.services.launcher.environment import without_long_values
 from penstock.services.launcher.stderr_relay import StderrRelay
 
 FIRST_DELAY_SECONDS = 0.1
@@ -87,15 +89,16 @@ class Child:
         waits, self._hold = os.pipe() if self.held else (-1, -1)
         held = ["--hold-fd", str(waits)] if self.held else []
         try:
-            self._process = subprocess.Popen(
-                [*self._arguments, *held, "--parent-pid", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write,
-                env=self._environment,
-                pass_fds=(*self._listen_fds, waits) if self.held else self._listen_fds,
-                process_group=0,
-            )
+            with _as_long_as_it_is(self._environment) as (environment, files):
+                self._process = subprocess.Popen(
+                    [*self._arguments, *held, "--parent-pid", str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=write,
+                    stderr=write,
+                    env=environment,
+                    pass_fds=(*self._listen_fds, *files, *([waits] if self.held else [])),
+                    process_group=0,
+                )
         except BaseException:
             os.close(read)
             self._close_hold()
@@ -159,6 +162,23 @@ class Child:
     def last_words(self) -> str:
         """The farewell, or else the last line that the process wrote."""
         return self._stderr.last_words() if self._stderr is not None else ""
+
+
+@contextlib.contextmanager
+def _as_long_as_it_is(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """The same for a new process, however long its values are: what Linux does not take stands in
+    a file in memory, whose descriptor the process inherits."""
+    short, text = without_long_values(environment)
+    if not text:
+        yield short, []
+        return
+    file = os.memfd_create("penstock-config")
+    try:
+        with open(os.dup(file), "wb") as writer:
+            writer.write(os.fsencode(text))
+        yield short | {ENVIRONMENT_PREFIX + "CONFIG": f"/proc/self/fd/{file}"}, [file]
+    finally:
+        os.close(file)
 
 
 def _command(service: str, number: int, listen_fd: int | None) -> list[str]:

@@ -40,7 +40,8 @@ class Member:
     """One living process."""
 
     __slots__ = (
-        "address", "beaten_at", "beats", "broken_at", "capacity", "connected", "demands", "due",
+        "_adapters", "address", "beaten_at", "beats", "broken_at", "capacity", "connected",
+        "demands", "due",
         "ending", "heard_at", "identity", "incarnation", "item_age", "item_limit", "load",
         "metrics", "note", "number", "phase", "recent", "repaired_at", "routed", "said", "service",
         "sleepers", "slots", "told", "unloading", "was_ready",
@@ -63,6 +64,8 @@ class Member:
         self.was_ready = False
         self.note = ""
         self.capacity = Capacity()
+        self._adapters: frozenset[str] = frozenset()
+        """Digests of those that it has loaded."""
         self.demands: list[Demand] = []
         self.slots = 1
         """Choices that it runs at the same time."""
@@ -110,7 +113,7 @@ class Member:
 
     def has(self, adapter: str) -> bool:
         """Whether it has loaded the adapter with this digest."""
-        return any(one.digest == adapter for one in self.capacity.adapters)
+        return adapter in self._adapters
 
     @property
     def model(self) -> str:
@@ -125,6 +128,8 @@ class Member:
 
     def says(self, capacity: Capacity, demands: list[Demand]) -> None:
         """Its sizes."""
+        if self.capacity.adapters != capacity.adapters:
+            self._adapters = frozenset(one.digest for one in capacity.adapters)
         self.capacity, self.demands = capacity, demands
         self.slots = sum(demand.slots for demand in demands) or capacity.max_num_seqs or 1
 

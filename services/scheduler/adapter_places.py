@@ -2,12 +2,19 @@
 
 The scheduler alone decides it: it tells the workers what to bring in and what may leave for it, and
 plans a sequence once all ranks have said that its adapter is there. Whoever waits is put off, so
-that all others start past it. The adapter that leaves is the least recently used one of which no
-sequence runs and no unanswered step has a row. Those that are wanted are brought in the order in
-which they were first asked for. While every place has running sequences, and one has been wanted
-for ``TURN_SECONDS``, the adapter that has its place for the longest, and for as long as that, is
-closed: its newcomers wait, too, until those that run have ended and it has left. For each further
-``TURN_SECONDS`` another one is closed, since nobody knows whose sequences end first.
+that all others start past it.
+
+Places are given in the order of the queue: next comes the adapter of the sequence that would start
+first. The one that leaves for it has no running sequence and no row in an unanswered step, and
+nobody who would start before that sequence waits for it; of several it is the least recently used
+one. So whoever has waited longest, as the policy has it, is overtaken by nobody for ever.
+
+While every place has running sequences, and one has been wanted for ``TURN_SECONDS``, an adapter is
+closed: those who would start after that sequence wait, too, until those that run have ended. It is
+the one with the fewest running sequences, since most is computed with the others meanwhile. Nobody
+knows whose sequences end first: where none leaves, another one is closed after each pause, and each
+pause is twice as long as the one before. Those are closed at once with which fewer sequences run
+than wait for one of the others: more is computed when these take turns.
 """
 
 from __future__ import annotations
@@ -16,9 +23,9 @@ import itertools
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from penstock.protocol.wire.messages.steps import AdapterBrought, BringAdapter
+from penstock.services.scheduler.adapter_waiters import Turn, Waiter, Waiters, turn_of
 from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import not_brought
@@ -29,10 +36,9 @@ from penstock.services.scheduler.waiting_queue import ADAPTER
 
 TURN_SECONDS = 1.0
 """So long newcomers of the adapters that are there overtake one that waits for a place, and so long
-an adapter that has come is there for its own."""
+an adapter that has come is open to them."""
 ASK_SECONDS = 5.0
 """Workers that have not said that an adapter is there are asked again."""
-LEAST_WAITERS = 64
 
 
 @dataclass(slots=True)
@@ -53,8 +59,19 @@ class _Resident:
     """Sequences that run with it."""
     last_step: int = 0
     """The newest step that may have a row of it, once none runs."""
-    released: list[Sequence] = field(default_factory=list)
-    """Those that waited for it, until the first of them starts."""
+    released: list[Waiter] = field(default_factory=list)
+    """Those that waited for it, the last one first, until they start."""
+
+    def release(self, waiters: Iterable[Waiter]) -> None:
+        """They may start."""
+        both = [one for one in (*self.released, *waiters) if one.waits]
+        self.released = sorted(both, key=lambda waiter: waiter.order, reverse=True)
+
+    def awaiting(self) -> Waiter | None:
+        """The first of those that have yet to start."""
+        while self.released and not self.released[-1].waits:
+            self.released.pop()
+        return self.released[-1] if self.released else None
 
 
 @dataclass(slots=True)
@@ -63,30 +80,6 @@ class _Coming:
     asked_at: float
     answers: dict[int, str] = field(default_factory=dict)
     """By the worker's incarnation: why it is not there; empty: it is."""
-
-
-class _Waiter(NamedTuple):
-    sequence: Sequence
-    place: QueuePlace
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has neither gone on nor ended meanwhile."""
-        return self.sequence.queue_place is self.place
-
-
-@dataclass(slots=True)
-class _Wanted:
-    since: float
-    waiting: list[_Waiter] = field(default_factory=list)
-    most: int = LEAST_WAITERS
-    """When so many are in the list, those that have gone leave it."""
-
-    def add(self, waiter: _Waiter) -> None:
-        if len(self.waiting) >= self.most:
-            self.waiting = [one for one in self.waiting if one.waits]
-            self.most = max(LEAST_WAITERS, 2 * len(self.waiting))
-        self.waiting.append(waiter)
 
 
 class AdapterPlaces:
@@ -103,10 +96,14 @@ class AdapterPlaces:
         self._resident: dict[str, _Resident] = {}
         """By digest, the least recently used first."""
         self._coming: dict[str, _Coming] = {}
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, Waiters] = {}
         """In the order in which they were first asked for."""
-        self._closed: Collection[str] = ()
-        """Adapters that are there, and let nobody start any more."""
+        self._next: Waiter | None = None
+        """The first of those whose adapter is in no place and is not coming, as last found."""
+        self._closed: dict[str, None] = {}
+        """Adapters that are there, and let nobody start that comes after the next one."""
+        self._moved_at = -math.inf
+        """When an adapter was last given a place."""
         self._numbers = itertools.count(1)
 
     @property
@@ -119,7 +116,8 @@ class AdapterPlaces:
         self._resident = {digest: _Resident() for digest in offers.resident}
         self._coming.clear()
         self.to_workers.clear()
-        self._closed = ()
+        self._closed.clear()
+        self._next = None
         wanted, self._wanted = self._wanted, {}
         for one in wanted.values():
             self._go_on(one)
@@ -130,6 +128,7 @@ class AdapterPlaces:
         """Adapters are loaded or gone: one that is new comes into a place while some are free."""
         if self._places is None:
             return
+        self._next = None
         for digest in [one for one in self._resident if one not in digests]:
             del self._resident[digest]
         for digest in [one for one in self._coming if one not in digests]:
@@ -143,28 +142,37 @@ class AdapterPlaces:
     # Sequences.
 
     def admits(self, sequence: Sequence, now: float) -> bool:
-        """Whether a waiting sequence may start; if not, it is put off until its adapter is."""
-        digest = sequence.request.head.adapter
-        if not digest or self._places is None:
+        """Whether the sequence that is first in the queue may start; if not, it is put off until
+        its adapter is there."""
+        digest, stood = sequence.request.head.adapter, sequence.queue_place
+        if not digest or self._places is None or stood is None:
             return True
-        if digest in self._resident and digest not in self._closed:
+        if digest in self._resident and (digest not in self._closed or self._is_due(stood)):
             return True
-        wanted = self._wanted.get(digest)
-        if is_new := wanted is None:
-            wanted = self._wanted[digest] = _Wanted(now)
         waiting = self._sequences.waiting
         waiting.remove(sequence)
         place = waiting.put_off(sequence, math.inf, ADAPTER)
-        wanted.add(_Waiter(sequence, place))
+        is_new = digest not in self._wanted
+        wanted = self._wanted.setdefault(digest, Waiters(now))
+        waiter = wanted.add(sequence, stood, place)
+        if self._next is not None and self._turn(waiter.stood) < self._turn(self._next.stood):
+            self._next = None
         if is_new:
             self.look(now)
         return False
+
+    def _turn(self, place: QueuePlace) -> Turn:
+        return turn_of(place, self._sequences.policy.lane_key)
+
+    def _is_due(self, place: QueuePlace) -> bool:
+        """Whether who stands here starts before the next one that waits for a place."""
+        return self._next is None or self._turn(place) < self._turn(self._next.stood)
 
     def started(self, sequence: Sequence) -> None:
         """A sequence has its slot."""
         if (held := self._used(sequence)) is not None:
             held.running += 1
-            held.released.clear()
+            held.awaiting()
 
     def left(self, sequence: Sequence) -> None:
         """A sequence has its slot no more; unanswered steps may have a row of it."""
@@ -190,44 +198,103 @@ class AdapterPlaces:
             if now - coming.asked_at > ASK_SECONDS:
                 coming.asked_at = now
                 self._tell(digest, coming)
-        overdue, full = 0, False
-        for digest, wanted in list(self._wanted.items()):
-            if not any(one.waits for one in wanted.waiting):
-                del self._wanted[digest]
-            elif digest in self._resident or digest in self._coming:
-                continue
-            elif not full and self._make_room(now):
-                self._ask(digest, now)
-            else:
-                full = True
-                overdue += int((now - wanted.since) / TURN_SECONDS)
-        self._close(overdue, now)
+        while (waiter := self._find_next()) is not None and self._make_room(waiter):
+            self._moved_at = now
+            self._next = None
+            self._ask(waiter.sequence.request.head.adapter, now)
+        self._close(now)
 
-    def _close(self, count: int, now: float) -> None:
-        """Let no further sequences start with so many adapters, and let those of others."""
-        ours = [(held.since, digest) for digest, held in self._resident.items()]
-        due = sorted(one for one in ours if now - one[0] > TURN_SECONDS) if count else []
-        self._closed = {digest for _, digest in due[:count]}
+    def _find_next(self) -> Waiter | None:
+        """The first of those that wait for an adapter that is in no place and is not coming."""
+        found = self._next
+        if found is not None and found.is_put_off:
+            return found
+        found, turn = None, None
+        for digest, wanted in list(self._wanted.items()):
+            if (first := wanted.first()) is None:
+                del self._wanted[digest]
+            elif digest not in self._resident and digest not in self._coming:
+                own = self._turn(first.stood)
+                if turn is None or own < turn:
+                    found, turn = first, own
+        self._next = found
+        return found
+
+    def _close(self, now: float) -> None:
+        """Let few further sequences start with adapters that are to leave, and let those of others
+        that waited."""
+        closed = self._closed = {one: None for one in self._closed if one in self._resident}
+        overdue = now - self._waited_since() - TURN_SECONDS
+        if self._next is None or overdue < 0.0:
+            closed.clear()
+        else:
+            self._close_more(overdue, now)
         for digest in [one for one in self._wanted if one in self._resident]:
-            if digest not in self._closed:
-                self._go_on(self._wanted.pop(digest))
+            wanted, held = self._wanted[digest], self._resident[digest]
+            if digest not in closed:
+                held.release(self._go_on(self._wanted.pop(digest)))
+            elif (first := wanted.first()) is not None and self._is_due(first.stood):
+                held.release(self._go_on(one for one in wanted if self._is_due(one.stood)))
+
+    def _close_more(self, overdue: float, now: float) -> None:
+        """overdue: seconds since an adapter should have had a place."""
+        closed = self._closed
+        pauses = min(overdue, now - self._moved_at) / TURN_SECONDS
+        least = 1 + int(math.log2(1.0 + pauses))
+        others = max(1, len(self._wanted) - len(closed))
+        each = self._sequences.waiting.num_for_adapters / others
+        ours = sorted(
+            (held.running, held.since, digest)
+            for digest, held in self._resident.items()
+            if digest not in closed and now - held.since > TURN_SECONDS
+        )
+        for running, _, digest in ours:
+            if len(closed) >= least and (running >= each or len(closed) >= others):
+                return
+            closed[digest] = None
+
+    def _waited_since(self) -> float:
+        """When the first of the adapters was asked for that are in no place and not coming; later
+        than any time: there is none."""
+        for digest, wanted in self._wanted.items():
+            if digest not in self._resident and digest not in self._coming:
+                return wanted.since
+        return math.inf
 
     @property
     def _taken(self) -> int:
         return len(self._resident) + len(self._coming)
 
-    def _make_room(self, now: float) -> bool:
-        """Whether there is a place, perhaps one that the least recently used adapter leaves."""
+    def _make_room(self, waiter: Waiter) -> bool:
+        """Whether there is a place for the adapter of one that waits, perhaps after another one has
+        left."""
         if self._taken < (self._places or 0):
             return True
         steps = self._in_flight.steps
         answered = steps[0].number - 1 if steps else self._in_flight.last
+        last, leaves = None, ""
         for digest, held in self._resident.items():
-            if not held.running and held.last_step <= answered and not _is_awaited(held, now):
-                del self._resident[digest]
-                self.counters.evicted += 1
-                return True
-        return False
+            if held.running or held.last_step > answered:
+                continue
+            turn = self._awaited(digest, held)
+            if turn is None:
+                leaves = digest
+                break
+            if turn > (last or self._turn(waiter.stood)):
+                last, leaves = turn, digest
+        if leaves:
+            del self._resident[leaves]
+            self.counters.evicted += 1
+        return bool(leaves)
+
+    def _awaited(self, digest: str, held: _Resident) -> Turn | None:
+        """When the first sequence starts that is known to wait for an adapter that is there;
+        ``None``: none is."""
+        waiter, waiting = held.awaiting(), self._sequences.waiting
+        places = [] if waiter is None else [waiter.stood]
+        if len(waiting) and (first := waiting.first()).request.head.adapter == digest:
+            places += [] if first.queue_place is None else [first.queue_place]
+        return min(map(self._turn, places), default=None)
 
     def _ask(self, digest: str, now: float) -> None:
         coming = self._coming[digest] = _Coming(next(self._numbers), now)
@@ -252,20 +319,19 @@ class AdapterPlaces:
         if not reason:
             self.counters.brought += 1
             held = self._resident[digest] = _Resident(now)
-            held.released += self._go_on(wanted)
+            held.release(self._go_on(wanted))
             return
         self.counters.failed += 1
-        for one in wanted.waiting if wanted is not None else ():
-            if one.waits:
-                self._sequences.end(one.sequence, not_brought(reason))
+        for one in list(wanted or ()):
+            self._sequences.end(one.sequence, not_brought(reason))
 
-    def _go_on(self, wanted: _Wanted | None) -> Iterable[Sequence]:
+    def _go_on(self, wanted: Iterable[Waiter] | None) -> list[Waiter]:
         """Let those start that waited; returns them."""
         waiting = self._sequences.waiting
-        found = [one.sequence for one in wanted.waiting if one.waits] if wanted is not None else []
-        for sequence in found:
-            waiting.remove(sequence)
-            waiting.push(sequence)
+        found = list(wanted or ())
+        for one in found:
+            waiting.remove(one.sequence)
+            waiting.push(one.sequence)
         return found
 
     def check(self, running: Collection[Sequence]) -> None:
@@ -283,10 +349,3 @@ class AdapterPlaces:
             raise RuntimeError("running sequences and counts of their adapters differ")
         if self._taken > self._places:
             raise RuntimeError(f"{self._taken} adapters in {self._places} places")
-
-
-def _is_awaited(held: _Resident, now: float) -> bool:
-    """Whether those for whom an adapter has just come have yet to start."""
-    if now - held.since > TURN_SECONDS:
-        held.released.clear()
-    return any(one.queue_place is not None for one in held.released)

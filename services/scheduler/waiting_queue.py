@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from penstock.services.scheduler.lanes import Lanes
@@ -50,6 +51,11 @@ class WaitingQueue:
         return len(self._put_off)
 
     @property
+    def num_for_adapters(self) -> int:
+        """How many of those wait for their adapter."""
+        return self._num_put_off[ADAPTER]
+
+    @property
     def next_time(self) -> float:
         """When the first of those that are put off may start. Raises ``IndexError`` for none."""
         return self._put_off.first_key()[0]
@@ -88,8 +94,11 @@ class WaitingQueue:
         return len(self._ranks[SUSPECT]) > 0
 
     def oldest_arrival(self) -> float | None:
-        """Of all that were never started, when the first one's request arrived."""
-        return min((one.request.arrival for one in self._ranks[NEW]), default=None)
+        """Of all that were never started, when the first one's request arrived: also of those that
+        wait for their adapter, or for KV blocks that are loaded."""
+        put_off = (one for one in self._put_off if not one.resumed and not one.suspect)
+        never_started = itertools.chain(self._ranks[NEW], put_off)
+        return min((one.request.arrival for one in never_started), default=None)
 
     def first(self) -> Sequence:
         """The sequence that starts next. Raises ``IndexError`` when nothing waits."""

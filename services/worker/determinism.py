@@ -1,36 +1,93 @@
-"""Whether a model that was loaded can be computed as ``--deterministic`` asks."""
+"""Whether a model can be computed as ``--deterministic`` asks."""
 
 from __future__ import annotations
 
 import torch
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.services.worker.loaded_model import AttentionAlone, words_of_others
-from penstock.services.worker.models.causal_model import CausalModel
-from penstock.services.worker.models.decoder import Decoder
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.pooling import Pooling
+from penstock.services.worker.loaded_model import AttentionAlone
+from penstock.services.worker.model_choice import choose_model
+from penstock.services.worker.models.dense import dense_config
 from penstock.services.worker.models.dense_form import DenseModel
+from penstock.services.worker.models.specification import ModelSpecification, for_length
+from penstock.services.worker.quantization.reading import read_quantization
+
+_REMEDY = "leave --deterministic out"
 
 
 def check_deterministic(
-    config: Config, model: CausalModel, kernels: DenseModel | AttentionAlone | str
+    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
 ) -> None:
-    """Raises ``ConfigError`` where a row's bits would depend on what else a step has."""
-    if config.device.deterministic and (reason := _why_not(model, kernels)):
-        raise ConfigError(f"--deterministic: {reason}; leave it out")
+    """Look at the model's files before its weights are read, which may take minutes.
+
+    device: ``cpu`` or ``cuda``. Raises ``ConfigError`` where a row's bits would depend on what else
+    a step has, and ``BadModelFolder``.
+    """
+    if config.device.deterministic and (reason := _why_not(config, info, pooling, device, dtype)):
+        raise ConfigError(f"--deterministic: {reason}")
 
 
-def _why_not(model: CausalModel, kernels: DenseModel | AttentionAlone | str) -> str:
-    if not isinstance(model, Decoder):
-        return f"{words_of_others(model)}, whose sums have no order that is known"
-    if model.quantized:
-        return "the model's weights are quantized, and it is for plain ones"
-    if model.device.type == "cpu":
-        if model.dtype != torch.float32:
-            return f"a CPU has one order of sums in float32, not in {model.dtype}; --dtype float32"
-        return ""
-    if not isinstance(kernels, DenseModel):
-        reason = kernels if isinstance(kernels, str) else kernels.reason
-        return f"Penstock's kernels do not compute this model: {reason}"
+def check_deterministic_kernels(config: Config, kernels: DenseModel | AttentionAlone | str) -> None:
+    """On a GPU. Raises ``ConfigError`` where Penstock's kernels turned out not to compute the
+    model."""
+    if not config.device.deterministic or isinstance(kernels, DenseModel):
+        return
+    reason = kernels if isinstance(kernels, str) else kernels.reason
+    raise ConfigError(f"--deterministic: {_not_by_kernels(reason)}")
+
+
+def _why_not(
+    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
+) -> str:
+    """With the way out; empty: it can be."""
+    if pooling.tasks or not pooling.generates:
+        tasks = ", ".join(pooling.tasks) or "no generation"
+        return (
+            f"the model is for {tasks} ({pooling.reason}), and answers repeat for models that "
+            f"generate alone; {_REMEDY}"
+        )
+    quantization = read_quantization(info, config.model.quantization)
+    # A GGUF file may have plain tensors alone.
+    if quantization is not None and (quantization.groups or quantization.named):
+        return (
+            f"the weights in {info.folder} are quantized ({quantization.method}), and plain ones "
+            f"are needed; give a checkpoint in bfloat16 or float32, or {_REMEDY}"
+        )
+    choice = choose_model(info, config)
+    if choice.specification is None:
+        refusal = f" because its own family refuses it ({choice.refusal})" * bool(choice.refusal)
+        return (
+            f"transformers' code computes {info.architecture}{refusal}, and the order of its sums "
+            "is not known; give a model of one of Penstock's own families (docs/models.md), or "
+            f"{_REMEDY}"
+        )
+    if device == "cpu":
+        if dtype == torch.float32:
+            return ""
+        name = str(dtype).removeprefix("torch.")
+        return (
+            f"on a CPU the order of sums is fixed in float32 alone, and --dtype "
+            f"{config.model.dtype} is {name} here; give --dtype float32, or {_REMEDY}"
+        )
+    longest = config.model.max_model_len or info.max_model_len
+    return _why_not_on_gpu(for_length(choice.specification, longest))
+
+
+def _why_not_on_gpu(model: ModelSpecification) -> str:
+    form = dense_config(model)
+    if isinstance(form, str):
+        return _not_by_kernels(f"they lack {form}")
     from penstock.services.worker.gpu.fixed_decoder import why_not_fixed
 
-    return why_not_fixed(kernels.config)
+    if reason := why_not_fixed(form):
+        return f"{reason}, for which no kernel has a fixed order of sums; {_REMEDY}"
+    return ""
+
+
+def _not_by_kernels(reason: str) -> str:
+    return (
+        "on a GPU Penstock's own kernels have to compute the model's layers, and here they do "
+        f"not: {reason}; give another model, or {_REMEDY}"
+    )

@@ -16,7 +16,7 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
     StepResult,
 )
-from penstock.services.worker.model_executor import Drawn, ModelExecutor, causes
+from penstock.services.worker.model_executor import Drawn, Hidden, ModelExecutor, causes
 from penstock.services.worker.slots import DraftRows, IntArray, PlannedStep
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.verification import (
@@ -47,6 +47,12 @@ class DraftingExecutor(ModelExecutor):
         self.drafting, self.draft_counts = drafting, drafting.counts
         self.slots.row_tokens = 1 + drafting.most
         self.capacity = replace(self.capacity, max_row_tokens=1 + drafting.most)
+
+    def hidden(self, step: PlannedStep) -> Hidden:
+        hidden = super().hidden(step)
+        if self.drafting is not None and step.drafts is None:
+            self.drafting.computed(step)
+        return hidden
 
     def _compute(self, plan: StepPlan, step: PlannedStep, begun: float) -> StepResult:
         drafting = self.drafting
@@ -87,6 +93,7 @@ class DraftingExecutor(ModelExecutor):
             self._take_back(drafted, drafts)
             return None
         verified, failures = self._verify(step, drafted, drafts, logits)
+        drafting.verified(step, drafts, verified.counts)
         self.slots.took(step.decoding, verified.counts, verified.last)
         parts = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
         drafting.took(step.decoding.tolist(), [part.tolist() for part in parts])

@@ -44,16 +44,12 @@ def refused_on_gpus(config: Config) -> str:
             "yet; leave it out"
         )
     for flag, given in (
-        (f"--speculative {config.speculation.speculative}", _drafts(config)),
+        (f"--speculative {config.speculation.speculative}", config.speculation.drafts),
         ("--kv-tier-memory-bytes or --kv-tier-disk", config.cache.has_tiers),
     ):
         if given:
             return f"and {flag} have not been checked together on a GPU yet; leave one out"
     return ""
-
-
-def _drafts(config: Config) -> bool:
-    return config.speculation.speculative not in ("auto", "off")
 
 
 def check_kernels(config: Config, device: torch.device, plain: str) -> None:

@@ -18,7 +18,10 @@ from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.determinism import check_deterministic
+from penstock.services.worker.determinism import (
+    check_deterministic,
+    check_deterministic_kernels,
+)
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.first_steps import executor_of, run_first
@@ -56,7 +59,8 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
-from penstock.services.worker.speculation.setup import make_drafting
+from penstock.services.worker.speculation.model_drafter import ModelDrafter
+from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
 if TYPE_CHECKING:
     from penstock.services.worker.ahead_compilation import AheadCompilation
@@ -108,6 +112,7 @@ def _load(
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
     adapter_loading.check_adapters(config, info, pooling, device.type)
+    check_deterministic(config, info, pooling, device.type, dtype)
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
@@ -119,7 +124,8 @@ def _load(
         kernels = kernels_for(model, config.cache.block_size)
     kernels = adapter_loading.kernels_for_adapters(config, kernels)
     check_kernels(config, device, kernels if isinstance(kernels, str) else "")
-    check_deterministic(config, model, kernels)
+    if device.type != "cpu":
+        check_deterministic_kernels(config, kernels)
     in_places = isinstance(kernels, DenseModel)
     adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
@@ -136,7 +142,10 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    speculate(executor, config, device)
+    drafter = None
+    if isinstance(executor, DraftingExecutor) and pooling.generates:
+        drafter = make_drafter(config, info, model, executor.slots)
+    speculate(executor, config, device, drafter)
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -233,10 +242,16 @@ def add_tasks(
         executor.capacity = msgspec.structs.replace(executor.capacity, task_prompts="all")
 
 
-def speculate(executor: AnyExecutor, config: Config, device: torch.device) -> None:
-    """Let an executor draft tokens where its configuration says so. Raises ``ConfigError`` where a
-    GPU computes without kernels of ours."""
-    drafting = make_drafting(config, executor.capacity, generates=executor.generates)
+def speculate(
+    executor: AnyExecutor,
+    config: Config,
+    device: torch.device,
+    drafter: ModelDrafter | None = None,
+) -> None:
+    """Let an executor draft tokens where its configuration says so. drafter: what drafts, if texts
+    do not. Raises ``ConfigError`` where a GPU computes without kernels of ours."""
+    sizes, generates = executor.capacity, executor.generates
+    drafting = make_drafting(config, sizes, generates=generates, drafter=drafter)
     if drafting is None:
         return
     source = config.speculation.speculative

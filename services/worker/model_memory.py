@@ -32,6 +32,7 @@ from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.placement import placement
 from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
 from penstock.services.worker.quantization.reading import read_quantization
+from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.step_profile import run_all_rows, run_once
 
 CPU_PROFILE_TOKENS = 512
@@ -52,6 +53,10 @@ class ModelMemory:
         self._item = model.dtype.itemsize
         self._quantization = read_quantization(info, config.model.quantization)
         self.block_bytes = subject.block_bytes(config.cache.block_size)
+        on_cpu = model.device.type == "cpu"
+        self._draft = read_draft_shape(config, info, subject.groups, on_cpu=on_cpu)
+        if self._draft is not None:
+            self.block_bytes += self._draft.block_bytes(config.cache.block_size, self._item)
         if isinstance(model, Decoder):
             self._shape = shape_of(model.specification)
         else:
@@ -75,9 +80,12 @@ class ModelMemory:
         held = packed * self._item
         if isinstance(model, Decoder) and model.quantized:
             held = model.weight_bytes
-        parts = [self._weights(held), *self._adapters()]
+        parts, free = [self._weights(held), *self._adapters()], free_host_bytes()
+        if self._draft is not None:  # which is not loaded yet
+            parts.append(self._draft.part(self._item, dtype_name(model.dtype)))
+            free -= parts[-1].num_bytes
         step = plain_parts(shape, self._full, self._item, "cpu")
-        return cpu_account(self._config, free_host_bytes(), parts, step, self.block_bytes)
+        return cpu_account(self._config, free, parts, step, self.block_bytes)
 
     def _adapters(self) -> list[MemoryPart]:
         """Those that are loaded so far."""

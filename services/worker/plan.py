@@ -50,6 +50,7 @@ from penstock.services.worker.model_shape import (
 from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
 from penstock.services.worker.plain_memory import activations, plain_parts
+from penstock.services.worker.speculation.draft_shape import read_draft_shape
 
 CANNOT_FIT = 1
 """Exit code."""
@@ -156,6 +157,9 @@ class Planner:
         shape, dtype = read_shape(self.info, config), self.type_name(config)
         item, caches = ITEM_BYTES[dtype], self._caches(config, shape)
         block = block_bytes(caches, config.cache.block_size, item, kind=config.cache.kv_kind)
+        groups = group_layers(caches).groups
+        draft = read_draft_shape(config, self.info, groups, on_cpu=self.device.is_cpu)
+        block += 0 if draft is None else draft.block_bytes(config.cache.block_size, item)
         sizes = EngineSizes(
             num_blocks=0,
             block_size=config.cache.block_size,
@@ -163,16 +167,17 @@ class Planner:
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=config.model.max_model_len or self.info.max_model_len,
             vocab_size=self.info.vocab_size,
-            groups=group_layers(caches).groups,
+            groups=groups,
         )
         weights = weights_of(shape, item, dtype, on_cpu=self.device.is_cpu)
         if self.device.is_cpu:
             # Weights are packed for products; the embedding stays beside a plain LM head.
             coded = shape.quantized is not None and shape.quantized.coded_head
             head = 0 if coded else shape.head_parameters * item
-            held = replace(weights, num_bytes=weights.num_bytes + head)
-            free = self.device.total - held.num_bytes - PROCESS_BYTES
-            return cpu_account(config, free, [held], plain_parts(shape, sizes, item, "cpu"), block)
+            parts = [replace(weights, num_bytes=weights.num_bytes + head)]
+            parts += [] if draft is None else [draft.part(item, dtype)]
+            free = self.device.total - sum(part.num_bytes for part in parts) - PROCESS_BYTES
+            return cpu_account(config, free, parts, plain_parts(shape, sizes, item, "cpu"), block)
         kernels, alone = self._kernels(config, shape), self._attention(config, shape)
         if kernels is not None:
             weights = replace(weights, num_bytes=_dense_bytes(shape, item))

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 import penstock.demo
 from penstock.demo import plot, train
-from penstock.demo.export import export
+from penstock.demo.export import export, weights_digest
 from penstock.demo.generate import answers, load
 from penstock.demo.model import Qwen3, Shape, dense_mask
 from penstock.demo.muon import orthogonal
+from penstock.demo.rounding import round_changes
 
 MODEL = Path(penstock.demo.__file__).parent / "model"
 needs_model = pytest.mark.skipif(
@@ -85,6 +86,58 @@ def test_demo_an_interrupted_training_ends_like_one_that_was_not(tmp_path: Path)
         expected, found = load_file(file), load_file(parts / "model" / file.name)
         for name, tensor in expected.items():
             assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.slow
+@needs_model
+def test_demo_a_resumed_training_knows_which_weights_it_began_with(tmp_path: Path) -> None:
+    shape = Shape(hidden_size=64, num_layers=1, num_heads=1, intermediate_size=192)
+    first, other = (
+        export(Qwen3(shape), MODEL / "tokenizer.json", tmp_path / name) for name in ("one", "two")
+    )
+
+    def training(*flags: str | Path) -> train.Training:
+        given = [str(tmp_path), "--device", "cpu", "--layers", "1", "--hidden-size", "64"]
+        return train.Training(train._parser().parse_args([*given, *map(str, flags)]))
+
+    training("--start", first).save()
+    for flags in ([], ["--start", first]):
+        resumed = training("--resume", *flags)
+        resumed.load()
+        assert resumed.start_digest == weights_digest(first)
+    with pytest.raises(ValueError, match=r"--start .*two has .* leave --start out"):
+        training("--resume", "--start", other).load()
+    training().save()
+    with pytest.raises(ValueError, match="began with random weights"):
+        training("--resume", "--start", first).load()
+
+
+def test_demo_rounded_changes_are_whole_numbers_of_a_rows_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.manual_seed(0)
+    model = Qwen3(SHAPE)
+    start = {name: value.bfloat16() for name, value in model.state_dict().items()}
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in model.named_parameters():
+        if value.ndim == 2:
+            value.data[1:] += 0.02 * torch.randn_like(value[1:])
+            wanted[name] = value.detach().clone()
+            wanted[name][0] = value[0]
+    round_changes(model, start)
+    for name, value in model.state_dict().items():
+        if value.ndim < 2:
+            assert torch.equal(value, wanted[name])
+            continue
+        old = start[name].float()
+        step = (wanted[name] - old).abs().amax(1, keepdim=True).double() / 127
+        codes = (value - old).double() / step.clamp(min=1e-12)
+        torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-2)
+        assert codes.abs().amax() < 127.5
+        assert (value - wanted[name]).abs().max() <= 0.51 * step.max()
+    with pytest.raises(SystemExit):
+        train.main(["nowhere", "--round-changes"])
+    assert "--round-changes: --start names the model" in capsys.readouterr().err
 
 
 @needs_model

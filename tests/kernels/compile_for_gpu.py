@@ -116,6 +116,9 @@ VARIED: list[dict[str, Any]] = [
 """What a model of two layers may have beside that; in bfloat16 with heads of 128 and of 64."""
 VOCABULARIES = [151_936, 32_000]
 """Vocabularies of the sampler: more groups, and fewer, than what a program reads at once."""
+CODES_ROWS = (100, 600)
+"""Rows of decode steps over keys and values of a byte a number that have other shapes of the kernel
+than a few rows have: see ``decode_shapes.shape_for``."""
 ROWS = 256
 """Rows enough that a draw takes other programs than for one row."""
 
@@ -325,9 +328,24 @@ def caches_of_codes(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> 
         decode_attention(
             qkv, batch, turns, cache, out, space, 1e-6, scores=Scores(0.1, 32, 2.0)
         )  # fmt: skip
+        for count in CODES_ROWS:
+            decode_many(count, cache, heads, kv_heads, dim, dtype)
         prefill_attention.prefill_attention(out, numbers, 1, numbers, cache, out)
         wide = wide_cache(4, kv_heads, 16, dim, numbers, dtype)
         widen_cache(Contexts(torch.zeros(5, dtype=torch.int32), rows), numbers, cache, wide)
+
+
+def decode_many(
+    count: int, cache: LayerCache, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    """Decode attention of so many rows."""
+    qkv = torch.zeros(count, heads + 2 * kv_heads, dim, dtype=dtype)
+    rows = torch.zeros(count, dtype=torch.int32)
+    batch = DecodeBatch(rows, rows, torch.zeros(count, 16, dtype=torch.int32))
+    turns = HeadInputs(*torch.zeros(2, 64, dim // 2), None, None)
+    space = decode_workspace(count, heads, kv_heads, dim, qkv.device)
+    out = torch.zeros(count, heads, dim, dtype=dtype)
+    decode_attention(qkv, batch, turns, cache, out, space, 1e-6)
 
 
 def prompts_of_encoders(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:

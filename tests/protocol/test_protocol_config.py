@@ -41,6 +41,7 @@ SPELLED: dict[str, Any] = {
     "gpu_memory_utilization": 0.5,
     "max_tenant_share": 0.4,
     "memory_share": [0.5],
+    "speculative": "suffix",
     "model_dirs": [SECRETS.name],
     "keep_alive": ["10m"],
     "lora": ["one=/adapters/one"],
@@ -115,6 +116,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "prepare_engines": {"keep_alive": ["10m"]},
     "speculative_tokens": {"speculative": "suffix"},
     "speculative_history": {"speculative": "suffix"},
+    "speculative_model": {"speculative": "eagle3"},
 }
 
 

@@ -23,6 +23,8 @@ LAPTOP = Machine(cores=8, physical_cores=4, gpus=0)
 SERVER = Machine(cores=64, physical_cores=32, gpus=1)
 GROUPS = list(Config.__struct_fields__)
 
+EAGLE3 = {"speculative": "eagle3", "speculative_model": "/h"}
+
 CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_num_seqs": 100, "max_num_batched_tokens": 64},
      ("--max-num-seqs 100", "--max-num-batched-tokens 64")),
@@ -108,7 +110,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"speculative": "ngram", "device": "cpu", "speculative_history": 9},
      ("--speculative-history 9", "--speculative ngram")),
     ({"speculative": "off", "speculative_tokens": 3},
-     ("--speculative-tokens 3", "--speculative off", "suffix or ngram")),
+     ("--speculative-tokens 3", "--speculative off", "suffix, ngram, eagle3 or draft-model")),
+    ({"speculative": "eagle3", "device": "cpu"}, ("--speculative eagle3", "--speculative-model")),
+    ({"speculative": "suffix", "speculative_model": "/h"},
+     ("--speculative-model /h", "--speculative suffix", "--speculative eagle3")),
+    ({**EAGLE3, "device": "cuda"}, ("--speculative eagle3", "--device cuda")),
+    ({**EAGLE3, "device": "null"}, ("--speculative eagle3", "--device null")),
+    ({**EAGLE3, "kv_tier_memory_bytes": 2**30}, ("--speculative eagle3", "--kv-tier-memory-bytes")),
+    ({**EAGLE3, "speculative_history": 9}, ("--speculative-history 9", "--speculative eagle3")),
     ({"speculative_history": 9}, ("--speculative-history 9", "--speculative auto")),
     ({"min_awake_s": 3}, ("--min-awake-s 3", "--resident")),
     ({"prepare_engines": True}, ("--prepare-engines", "--resident or --keep-alive")),

@@ -80,3 +80,12 @@ def test_layers_see_both_ways_only_where_the_text_does(tmp_path: Path) -> None:
     for said, encoder in ((True, True), ("all", True), ("vision", False), (None, False)):
         found = pooling(tmp_path, "Gemma3TextModel", {}, use_bidirectional_attention=said)
         assert found.encoder is encoder
+
+
+@pytest.mark.parametrize("kind", ["GPT2LMHeadModel", "LlamaForCausalLM", "SomethingElse"])
+def test_language_models_generate_unless_they_are_asked_for_more(kind: str, tmp_path: Path) -> None:
+    found = pooling(tmp_path, kind, {})
+    assert (found.tasks, found.generates) == ([], True)
+    if kind != "SomethingElse":
+        assert pooling(tmp_path, kind, {"task": "generate"}).generates
+    assert pooling(tmp_path, kind, {"task": "embed"}).tasks == ["embed"]

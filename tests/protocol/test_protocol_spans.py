@@ -6,12 +6,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from counted import calls
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.trace.v1 import trace_pb2 as otlp
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from otlp_receiver import collecting
 
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled
+from penstock.protocol.process.stage import Stage
+from penstock.protocol.process.stage_export import StageExporter
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -35,6 +44,22 @@ def test_off_nothing_is_wanted_and_the_sdk_is_not_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.fixture(params=["bytes", "spans of the SDK"])
+def sent_as(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the exporter is given; spans where a version of it lacks the method for bytes."""
+    if request.param == "bytes":
+        monkeypatch.setattr(OTLPSpanExporter, "export", None)
+        return
+    made = StageExporter.__init__
+
+    def without(self: StageExporter, *given: Any) -> None:
+        made(self, *given)
+        self._send = None
+
+    monkeypatch.setattr(StageExporter, "__init__", without)
+
+
+@pytest.mark.usefixtures("sent_as")
 def test_a_span_is_below_the_clients_and_stages_are_below_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,6 +124,35 @@ def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
         spans.end()
         other.end()
         assert collector.spans == []
+
+
+def stages() -> list[Stage]:
+    """Of each form: a stage, one that failed, requests with a parent and without one."""
+    facts = {"a": 7, "b": True, "c": 0.5, "d": "é", "e": ["stop", "length"]}
+    stage = Stage("encode", SAMPLED, 1.5, 2.25, facts, "")
+    failed = Stage("route", SAMPLED, 2.0, 1.0, {}, "ValueError")
+    root = Stage("chat m", f"00-{TRACE}-{0:016x}-01", 1.0, 3.0, facts, "timeout_error")
+    child = Stage("chat m", SAMPLED, 1.0, 3.0, facts, "")
+    root.own_id = child.own_id = 0xAB
+    child.event = "first token", 2.0
+    return [stage, failed, root, child]
+
+
+@pytest.mark.parametrize("stage", stages(), ids=["stage", "failed", "root", "child"])
+def test_what_is_written_is_what_the_sdk_writes(stage: Stage) -> None:
+    written, facts = otlp.Span(), BoundedAttributes(4, stage.facts)
+    stage.write(written, 0xCD, facts, 10**18)
+    same = stage.sdk_span(0xCD, facts, 10**18, Resource({}))
+    (expected,) = encode_spans([same]).resource_spans[0].scope_spans[0].spans
+    if not stage.error:
+        expected.ClearField("status")  # it is there, but empty
+    assert written == expected
+
+
+def test_the_installed_exporter_takes_bytes() -> None:
+    exporter = StageExporter(OTLPSpanExporter(), TracerProvider(), SpanLimits())
+    assert exporter._send is not None
+    exporter.shutdown()
 
 
 @pytest.mark.parametrize("prefix", ["OTEL_", "OTEL_SPAN_"])

@@ -20,11 +20,24 @@ print("nor this", file=sys.stderr, flush=True)
 sys.exit(socket.socket().fileno())
 """
 
+STARTS_A_CHILD = """
+import subprocess, sys
+from penstock.services.program import hold_standard_streams
+hold_standard_streams()
+sys.exit(subprocess.call(["sh", "-c", "exec 9>&0 9>&1 9>&2"]))
+"""
+
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_socket_never_gets_the_number_of_a_standard_stream_that_is_closed(closed: str) -> None:
     program = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, TELLS_A_NUMBER]
     assert subprocess.run(program, capture_output=True, check=False).returncode >= 3
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_children_have_the_standard_streams_that_were_opened(closed: str) -> None:
+    program = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, STARTS_A_CHILD]
+    assert subprocess.run(program, capture_output=True, check=False).returncode == 0
 
 
 def test_a_terminal_without_unicode_is_written_to_all_the_same(

@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from penstock.kernels.sampling.row_sums import row_sum
+
 Row = npt.NDArray[np.float64]
 _LEADING = 1024
 """Tokens that are put in order first."""
@@ -33,8 +35,8 @@ def measures(z: Tensor) -> Measures:
     top = z.max()
     d = z - top
     weights = d.exp()
-    total = weights.sum()
-    mean = (weights * d.clamp(min=-1e4)).sum() / total
+    total = row_sum(weights)
+    mean = row_sum(weights * d.clamp(min=-1e4)) / total
     log_total = float(total.log())
     return Measures(float(top), log_total, max(0.0, log_total - float(mean)))
 

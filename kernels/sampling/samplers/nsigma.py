@@ -13,6 +13,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from penstock.kernels.sampling.row_sums import row_sum
 from penstock.kernels.sampling.samplers.distribution import Row, dropped, keep_from
 
 
@@ -29,6 +30,6 @@ def apply(z: Tensor, sigmas: float) -> Tensor:
     if count < 2:
         return z
     d = (z - top).masked_fill(~inside, 0.0)
-    mean = d.sum() / count
-    square = (d - mean).masked_fill(~inside, 0.0).square().sum()
+    mean = row_sum(d) / count
+    square = row_sum((d - mean).masked_fill(~inside, 0.0).square())
     return keep_from(z, float(top - sigmas * (square / (count - 1)).sqrt()))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.sampling.row_sums import row_sum
 from penstock.kernels.sampling.samplers.distribution import (
     Row,
     dropped,
@@ -41,7 +42,7 @@ def apply(z: Tensor, share: float) -> Tensor:
     found = measures(z)
     p = (ordered - (found.top + found.log_total)).exp()
     curve = p.diff(n=2).abs()
-    total = float(curve.sum()) if len(curve) else 0.0
+    total = float(row_sum(curve)) if len(curve) else 0.0
     if total <= 0.0:
         return z
     kept = int(torch.searchsorted(curve.cumsum(0), z.new_tensor([share * total]), right=True))

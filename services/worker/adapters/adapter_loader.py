@@ -17,6 +17,11 @@ from penstock.services.worker.adapters.background_work import BackgroundWork
 from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters, Updates
 from penstock.services.worker.adapters.peft_folder import AdapterFolder
 
+LOAD_SECONDS = 600.0
+"""An adapter that is loaded is read for so long, at most; frontends wait as long for it."""
+AGAIN_SECONDS = 30.0
+"""The same of one that is read again, for requests that wait."""
+
 
 class _Wanted(NamedTuple):
     folder: Path
@@ -24,6 +29,19 @@ class _Wanted(NamedTuple):
     replaces: bool = False
     again: str = ""
     """Digest of one that is loaded, and in memory no more."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take."""
+        return AGAIN_SECONDS if self.again else LOAD_SECONDS
+
+    @property
+    def stuck(self) -> str:
+        """What is said where it takes longer."""
+        return (
+            f"{self.folder} was not read within {self.seconds:g} s: its disk does not answer, or "
+            "is too slow; once it is back, try again"
+        )
 
 
 class _Read(NamedTuple):
@@ -76,7 +94,11 @@ class AdapterLoader:
     def finished(self) -> list[AdapterLoaded]:
         """What has been loaded since the last call, or could not be."""
         found = []
-        for read in self._reads.finished():
+        given_up = [
+            _Read(wanted, reason=wanted.stuck)
+            for wanted in self._reads.overdue(lambda wanted: wanted.seconds)
+        ]
+        for read in (*self._reads.finished(), *given_up):
             if read.wanted.again:
                 self._held_again(read, read.wanted.again)
             else:
@@ -121,6 +143,8 @@ class AdapterLoader:
             self._answer(digest, "the worker has not loaded the adapter")
         elif digest in adapters.held:
             self._place(digest)
+        elif stuck := [one for one in self._reads.stuck if one.again == digest]:
+            self._answer(digest, stuck[0].stuck)
         elif digest not in self._again:
             self._again.add(digest)
             self._reads.begin(_Wanted(adapters.folders[digest], again=digest))

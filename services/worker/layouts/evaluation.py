@@ -11,6 +11,7 @@ import msgspec
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.model_dtype import ITEM_BYTES
+from penstock.protocol.config.speculation_checks import contradictions_of_drafts
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.kv_cache_checks import check_for_gpu
@@ -150,8 +151,7 @@ class Evaluator:
                 shape = read_shape(self._info, config)
             except ConfigError as failure:
                 return Refused(layout, str(failure))
-            wrong = (*contradictions_of_tiers(config), *contradictions_of_determinism(config))
-            if wrong:
+            if wrong := _contradictions(config):
                 return Refused(layout, wrong[0])
             account = self._account(config)
             if isinstance(account, str):
@@ -220,3 +220,12 @@ class Evaluator:
             tpot={size: cost.decode_seconds(size, work.held) for size in batches},
             full_tpot=sequences / rate,
         )
+
+
+def _contradictions(config: Config) -> list[str]:
+    """What of the settings does not go together with a layout, which ``config`` has."""
+    return [
+        *contradictions_of_tiers(config),
+        *contradictions_of_determinism(config),
+        *contradictions_of_drafts(config),
+    ]

@@ -18,7 +18,7 @@ from penstock.kernels import activation
 from penstock.kernels.layer_norm import layer_norm_fp32
 from penstock.kernels.rms_norm import rms_norm_fp32, scaled_norm_weight
 from penstock.kernels.rotary import apply_rotary, cos_sin_table
-from penstock.services.worker.models.causal_model import StepAttention, StepInputs
+from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_specification import LayerLinears
 from penstock.services.worker.models.sizes import num_parameters
@@ -90,13 +90,13 @@ class _QueryKeyNorm:
         return torch.cat(normed, 1)
 
 
-def _norm(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
+def norm_of(norm: Norm | None, weights: NormWeights | None) -> _Norm | None:
     if norm is None or weights is None:
         return None
     return _Norm(norm, weights.weight, weights.bias)
 
 
-class _Layer:
+class DecoderLayer:
     """One layer as it is computed: its linear layers packed, norm weights in fp32."""
 
     def __init__(
@@ -114,10 +114,10 @@ class _Layer:
         self.products: LayerLinears[Product] = LayerLinears(*(products or weights.linears))
         """What computes them."""
         self.activate = (activation.gated if mlp.gated else activation.plain)(mlp.activation)
-        self.input_norm = _norm(layer.input_norm, weights.input_norm)
-        self.mlp_norm = _norm(layer.mlp_norm, weights.mlp_norm)
-        self._output_norm = _norm(layer.attention_output_norm, weights.attention_output_norm)
-        self._down_norm = _norm(layer.mlp_output_norm, weights.mlp_output_norm)
+        self.input_norm = norm_of(layer.input_norm, weights.input_norm)
+        self.mlp_norm = norm_of(layer.mlp_norm, weights.mlp_norm)
+        self._output_norm = norm_of(layer.attention_output_norm, weights.attention_output_norm)
+        self._down_norm = norm_of(layer.mlp_output_norm, weights.mlp_output_norm)
         self._multiplier = layer.residual_multiplier
         self.sinks = weights.sinks
         self.parallel = layer.parallel
@@ -125,6 +125,20 @@ class _Layer:
         query, key = weights.query_norm, weights.key_norm
         if attention.qk_norm is not None and query is not None and key is not None:
             self.head_norm = _QueryKeyNorm(attention, attention.qk_norm, query, key)
+
+    def query_key_value(self, x: Tensor, tables: Tables) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [N, Hq, D], keys and values [N, Hkv, D] of normed rows x. tables: those
+        of the rows' positions, [N, 1, D] each."""
+        part = self.attention
+        heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
+        fused = self.products.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
+        query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
+        if self.head_norm is not None:
+            query_key = self.head_norm(query_key)
+        if part.rotary is not None:
+            query_key = _rotate(query_key, part.rotary.dim, *tables[part.rotary])
+        query_key = query_key.to(x.dtype)
+        return query_key[:, :heads], query_key[:, heads:], value
 
     def add_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         return self._add(residual, self.products.output, attended, self._output_norm)
@@ -157,7 +171,11 @@ class Decoder:
         self.caches: list[CacheSpecification] = [cache_of(each) for each in specification.layers]
         self.adapters: ModelAdapters | None = None
         """To be set before ``prepare``; ``None``: no row has one."""
-        self._layers: list[_Layer] = []
+        self.captured_layers: frozenset[int] = frozenset()
+        """Numbers of layers, none by default, of which ``hidden`` keeps …"""
+        self.captured: dict[int, Tensor] = {}
+        """… the residual stream ahead of them, [N, hidden] of all rows of the latest step."""
+        self._layers: list[DecoderLayer] = []
         self._norm: _Norm | None = None
         self._lm_head: Linear | None = None
         self._tables: Tables = {}
@@ -190,9 +208,9 @@ class Decoder:
         adapters = self.adapters
         products = [None] * len(layers) if adapters is None else adapters.layers
         parts = zip(layers, weights.layers, products, strict=True)
-        self._layers = [_Layer(*each) for each in parts]
+        self._layers = [DecoderLayer(*each) for each in parts]
         weights.layers.clear()  # nobody needs their norms any more
-        self._norm = _norm(self.specification.norm, weights.norm)
+        self._norm = norm_of(self.specification.norm, weights.norm)
         if self.specification.predicts:
             weights.lm_head.pack()
         self._lm_head = weights.lm_head
@@ -262,7 +280,7 @@ class Decoder:
         if self._lm_head is None:
             raise RuntimeError("Decoder.prepare comes before Decoder.hidden")
         tables: Tables = {
-            rotary: (_at(cos, step.positions), _at(sin, step.positions))
+            rotary: (rows_at(cos, step.positions), rows_at(sin, step.positions))
             for rotary, (cos, sin) in self._tables.items()
         }
         residual = self._embedding(step.tokens)
@@ -271,9 +289,14 @@ class Decoder:
         last, adapters = self._layers[-1], self.adapters
         if adapters is not None:
             adapters.step.groups = step.adapters.all
+        if self.captured_layers:
+            self.captured = {}
         for number, layer in enumerate(self._layers):
+            if number in self.captured_layers:
+                self.captured[number] = residual
             x = residual if layer.input_norm is None else layer.input_norm(residual)
-            attended = self._attention(x, number, step.attention, tables)
+            query, key, value = layer.query_key_value(x, tables)
+            attended = step.attention(number, query, key, value, layer.sinks)
             if layer is last and rows is not None:
                 residual, attended = residual.index_select(0, rows), attended.index_select(0, rows)
                 x = x.index_select(0, rows) if layer.parallel else x
@@ -287,29 +310,8 @@ class Decoder:
             residual = layer.add_mlp(summed, x)
         return residual
 
-    def _attention(
-        self,
-        x: Tensor,
-        number: int,
-        attend: StepAttention,
-        tables: Tables,
-    ) -> Tensor:
-        """Attention before its output projection: [N, Hq * D]."""
-        layer = self._layers[number]
-        part = layer.attention
-        heads, kv_heads, dim = part.num_heads, part.num_kv_heads, part.head_dim
-        fused = layer.products.qkv(x).view(len(x), heads + 2 * kv_heads, dim)
-        query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]
-        if layer.head_norm is not None:
-            query_key = layer.head_norm(query_key)
-        if part.rotary is not None:
-            query_key = _rotate(query_key, part.rotary.dim, *tables[part.rotary])
-        query_key = query_key.to(self.dtype)
-        query, key = query_key[:, :heads], query_key[:, heads:]
-        return attend(number, query, key, value, layer.sinks)
 
-
-def _at(table: Tensor, positions: Tensor) -> Tensor:
+def rows_at(table: Tensor, positions: Tensor) -> Tensor:
     """[N, 1, D]: the rows of these positions."""
     return table.index_select(0, positions).unsqueeze(1)
 

@@ -1,1 +1,1 @@
-"""Speculative decoding without a model: drafts from texts, and how many of them pay."""
+"""Speculative decoding: drafts from texts, draft models and heads, and how many of them pay."""

@@ -101,7 +101,7 @@ class Drafting:
             return False
         candidates = self._candidates(step, slots, _nothing_forced, _all_fitting, under_way)
         counts = self.budget.choose(len(step.decoding), candidates, under_way=under_way)
-        for (row, draft, _), count in zip(candidates, counts, strict=True):
+        for (row, draft, *_), count in zip(candidates, counts, strict=True):
             if count and len(draft.tokens) >= under_way:
                 self._guesses.append((int(step.decoding[row]), draft, under_way))
         return any(counts)
@@ -141,14 +141,27 @@ class Drafting:
         if not candidates:
             self.budget.found_none()
             return step
+        wanted = zip(candidates, self.budget.choose(len(decoding), candidates), strict=True)
+        chosen = [one._replace(wanted=count) for one, count in wanted if count]
         counts = np.zeros(len(decoding), np.int64)
-        for one, count in zip(
-            candidates, self.budget.choose(len(decoding), candidates), strict=True
-        ):
-            if count:
-                counts[one.row] = count
-                self._made.append((int(decoding[one.row]), one.draft, count))
+        for one in self._made_of(decoding, chosen, fitting):
+            counts[one.row] = one.wanted
+            self._made.append((int(decoding[one.row]), one.draft, one.wanted))
         return with_drafts(step, slots, counts, [d.tokens[:n] for _, d, n in self._made])
+
+    def _made_of(
+        self, decoding: IntArray, chosen: list[Candidate], fitting: Fitting
+    ) -> list[Candidate]:
+        """The drafts of rows of which some tokens are wanted; those that are promises alone are
+        made now."""
+        return chosen
+
+    def computed(self, step: PlannedStep) -> None:
+        """The layers of a step without drafts are computed; nothing is drawn yet."""
+
+    def verified(self, step: PlannedStep, drafts: DraftRows, counts: IntArray) -> None:
+        """The rows of a step with drafts are drawn. step: the one without; counts: tokens that each
+        slot gets, one at least."""
 
     def _may_have(self, step: PlannedStep) -> bool:
         if not self._rows or step.chunks or not len(step.decoding):
@@ -222,20 +235,22 @@ class Drafting:
             if slot in self._rows:
                 self._proposer.took(slot, tokens[begin:end].tolist())
 
-    def measured(self, step: PlannedStep, seconds: float) -> None:
-        """How long a step took."""
+    def measured(self, step: PlannedStep, seconds: float, drafting: float = 0.0) -> float:
+        """How long a step took, of which so many seconds went by to make drafts. Returns what
+        drafts have saved of it, less than 0: lost."""
         rows = len(step.decoding)
         if step.chunks or not rows:
-            return
+            return -drafting
         if step.drafts is None:
-            self.budget.costs.observe(rows, seconds)
-            return
-        self.budget.drafted_costs.observe(rows, seconds)
+            self.budget.costs.observe(rows, seconds - drafting)
+            return -drafting
+        self.budget.drafted_costs.observe(rows, seconds - drafting)
         slots = int((step.drafts.ahead == 0).sum())
         alone = self.budget.costs.seconds(slots) or seconds
         saved = alone * (1 + self._accepted / slots) - seconds
         self.counts.saved_seconds += saved
         self.budget.learn(slots, saved)
+        return saved
 
 
 def with_drafts(

@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 OWN, FINISHED, GRAMMAR = "own", "finished", "grammar"
-SOURCES = (OWN, FINISHED, GRAMMAR)
-"""Where drafts come from: the sequence's own text, finished outputs, what a grammar forces."""
+EAGLE3, DRAFT_MODEL = "eagle3", "draft-model"
+SOURCES = (OWN, FINISHED, GRAMMAR, EAGLE3, DRAFT_MODEL)
+"""Where drafts come from: the sequence's own text, finished outputs, what a grammar forces, a head,
+a draft model."""
 
 
 class Draft(NamedTuple):

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
+from penstock.services.worker.model_weights import make_model
+from penstock.services.worker.models.causal_model import CausalModel
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.eagle3 import read_eagle3
+from penstock.services.worker.models.eagle3_head import load_eagle3
+from penstock.services.worker.slots import SlotTable
+from penstock.services.worker.speculation.draft_model import DraftModelDrafter
+from penstock.services.worker.speculation.draft_shape import read_draft_model
 from penstock.services.worker.speculation.drafting import Drafting
+from penstock.services.worker.speculation.eagle3_drafter import Eagle3Drafter
+from penstock.services.worker.speculation.model_drafter import ModelDrafter
+from penstock.services.worker.speculation.model_drafting import ModelDrafting
 from penstock.services.worker.speculation.proposer import SpeculativeProposer
 from penstock.services.worker.speculation.step_costs import DraftBudget
 from penstock.services.worker.speculation.text_proposers import NgramProposer, SuffixProposer
@@ -15,9 +27,15 @@ GPU_LEAST_GAIN, GPU_TRIED_EVERY = 0.1, 256
 behind it, which is measured, but less exactly than a step."""
 
 
-def make_drafting(config: Config, sizes: EngineSizes, *, generates: bool) -> Drafting | None:
-    """``None``: nothing is drafted. Raises ``ConfigError`` where the sizes leave no room for drafts
-    that were asked for by name."""
+def make_drafting(
+    config: Config,
+    sizes: EngineSizes,
+    *,
+    generates: bool,
+    drafter: ModelDrafter | None = None,
+) -> Drafting | None:
+    """``None``: nothing is drafted. drafter: what drafts, if texts do not. Raises ``ConfigError``
+    where the sizes leave no room for drafts that were asked for by name."""
     wanted = config.speculation
     if wanted.speculative in {"auto", "off"} or not generates:
         return None
@@ -39,12 +57,61 @@ def make_drafting(config: Config, sizes: EngineSizes, *, generates: bool) -> Dra
             f"tokens (--max-num-batched-tokens) of {sizes.max_num_seqs} sequences "
             "(--max-num-seqs), and needs two or more of each; lower --max-num-seqs"
         )
+    budget = _budget(sizes, on_gpu=on_gpu)
+    if drafter is not None:
+        return ModelDrafting(drafter, most, budget)
     proposer: SpeculativeProposer = (
         NgramProposer()
         if wanted.speculative == "ngram"
         else SuffixProposer(wanted.speculative_history)
     )
-    return Drafting(proposer, most, _budget(sizes, on_gpu=on_gpu))
+    return Drafting(proposer, most, budget)
+
+
+def make_drafter(
+    config: Config, info: ModelInfo, model: CausalModel, slots: SlotTable
+) -> ModelDrafter | None:
+    """What drafts beside the target; ``None``: drafts come from texts, or there are none. Raises
+    ``BadModelFolder`` for its folder, and ``ConfigError`` where it cannot draft for the model."""
+    if not config.speculation.by_model:
+        return None
+    folder = config.speculation.speculative_model
+    try:
+        if config.speculation.speculative == "draft-model":
+            return _draft_model(config, info, model, slots)
+        return _head(config, info, model, slots)
+    except MemoryError as failure:
+        raise ConfigError(
+            f"KV memory of the drafts of {folder}: {failure}; lower --num-kv-blocks or "
+            "--kv-cache-memory-bytes"
+        ) from failure
+
+
+def _draft_model(
+    config: Config, info: ModelInfo, model: CausalModel, slots: SlotTable
+) -> ModelDrafter:
+    draft, its_config = read_draft_model(config, info)
+    longest = slots.capacity.max_model_len
+    if draft.max_model_len < longest:
+        raise ConfigError(
+            f"--speculative-model {draft.folder}: trained for {draft.max_model_len} positions, and "
+            f"sequences may have {longest}; lower --max-model-len"
+        )
+    loaded = make_model(
+        its_config, draft, model.dtype, model.device, lambda note: None, lambda report: None
+    )
+    return DraftModelDrafter(loaded, slots)
+
+
+def _head(config: Config, info: ModelInfo, model: CausalModel, slots: SlotTable) -> ModelDrafter:
+    if not isinstance(model, Decoder):
+        raise ConfigError(
+            f"--speculative {config.speculation.speculative}: a head reads the layers of a model "
+            "of Penstock's own families, and transformers' code computes this one; use "
+            "--speculative suffix"
+        )
+    head, checkpoint = read_eagle3(config.speculation.speculative_model, info)
+    return Eagle3Drafter(load_eagle3(head, checkpoint, model.weights.embedding), model, slots)
 
 
 def _budget(sizes: EngineSizes, *, on_gpu: bool) -> DraftBudget:

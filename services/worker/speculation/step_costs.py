@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.services.worker.speculation.proposer import Draft
+from penstock.services.worker.speculation.proposer import GRAMMAR, Draft
 
 EXACT_ROWS = 16
 """Steps of up to so many rows are told apart, larger ones by their size to an eighth."""
@@ -104,6 +104,8 @@ class Candidate(NamedTuple):
     draft: Draft
     share: float
     """Of its drafts that are likely to be accepted, each if those before it are."""
+    wanted: int = 0
+    """How many of its draft's tokens a step gets, once that is decided."""
 
 
 class DraftBudget:
@@ -128,6 +130,8 @@ class DraftBudget:
         self.costs = StepCosts()
         """Of steps without drafts."""
         self.drafted_costs = StepCosts() if apart else self.costs
+        self.pass_costs: StepCosts | None = None
+        """Of what makes one more draft of so many rows; ``None``: drafts cost nothing to make."""
         self.lead_seconds = 0.0
         """What the next step costs beside itself if it has drafts."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
@@ -181,7 +185,7 @@ class DraftBudget:
         if alone is None or self._rests:  # first a step without drafts is measured
             return chosen
         chances: list[tuple[float, int]] = []
-        for at, (_, draft, share) in enumerate(candidates):
+        for at, (_, draft, share, _) in enumerate(candidates):
             chance = share**under_way
             for _ in draft.tokens[under_way:]:
                 chance *= share
@@ -189,9 +193,12 @@ class DraftBudget:
         chances.sort(key=lambda one: -one[0])
         chances = self._of_few(chances)
         expected, best, count = float(rows), (1 + self._least_gain) * rows / alone, 0
-        for number, (chance, _) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
+        places, making = [0] * len(candidates), self._making(rows, candidates)
+        for number, (chance, at) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
             expected += chance
-            rate = expected / (self._drafted_seconds(rows + number, alone) + self.lead_seconds)
+            places[at] += 1
+            seconds = self._drafted_seconds(rows + number, alone) + self.lead_seconds
+            rate = expected / (seconds + (making * (1 + max(places)) if making else 0.0))
             if rate > best:
                 best, count = rate, number
         for _, at in chances[:count]:
@@ -216,6 +223,13 @@ class DraftBudget:
                 having.add(one[1])
                 found.append(one)
         return found
+
+    def _making(self, rows: int, candidates: Sequence[Candidate]) -> float:
+        """Seconds of a pass that makes one more draft of each row; as long is what such a step
+        takes to keep what was accepted. Those that a grammar forces are made by no pass."""
+        if self.pass_costs is None or all(one.draft.source == GRAMMAR for one in candidates):
+            return 0.0
+        return self.pass_costs.seconds(rows) or 0.0
 
     def found_none(self) -> None:
         """A step that was chosen for with tokens under way has no candidate now that they are

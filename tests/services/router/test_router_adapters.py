@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from counted import instructions
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message
@@ -95,6 +96,23 @@ def test_what_no_engine_has_is_answered_as_soon_as_one_has_said_so() -> None:
     assert to == "t" and isinstance(refused, Rejected) and refused.status == 503
     assert "no engine that is there has the adapter" in refused.message
     assert not len(world.dispatcher.held)
+
+
+def test_a_request_costs_the_same_however_many_adapters_an_engine_has() -> None:
+    def cost(count: int) -> int:
+        names = [chr(0x4E00 + number) for number in range(count)]
+        world = World("".join(names), names[0])
+        return instructions(lambda: world.enqueue(1, names[-1]))
+
+    assert cost(1000) == cost(10)
+
+
+def test_an_engine_that_says_anew_what_it_has_is_believed() -> None:
+    world = World("a", "b")
+    world.engine(1, "c")
+    for number, adapter in enumerate("bc", 1):
+        world.enqueue(number, adapter)
+    assert world.where() == ["2", "1"]
 
 
 def test_a_request_waits_for_an_engine_that_loads_and_may_have_its_adapter() -> None:

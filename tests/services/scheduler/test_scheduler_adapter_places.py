@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 
@@ -45,11 +46,13 @@ class Places:
 class AdaptedEngine(Engine):
     """An engine with the adapters a to h, of which the first are in its places."""
 
-    def __init__(self, places: int = 2, limits: Limits = ROOMY, ranks: int = 1) -> None:
+    def __init__(
+        self, places: int = 2, limits: Limits = ROOMY, ranks: int = 1, policy: str = "fcfs"
+    ) -> None:
         self.offers = Offers(
             adapters=frozenset("abcdefgh"), places=places, resident="abcdefgh"[:places]
         )
-        super().__init__(limits, num_ranks=ranks, offers=self.offers)
+        super().__init__(limits, policy, num_ranks=ranks, offers=self.offers)
         self.places = Places(self)
 
     def plan(self) -> StepPlan | None:
@@ -127,6 +130,17 @@ def test_others_start_past_a_request_whose_adapter_finds_no_place() -> None:
     assert engine.started == [1, 2, 4, 5, 3]
 
 
+def test_the_queue_is_as_old_as_the_first_request_that_waits_for_its_adapter() -> None:
+    engine = AdaptedEngine()
+    for number, adapter in enumerate("abc", 1):
+        engine.submit(number, prompt(5), max_tokens=15, adapter=adapter)
+    engine.turn()
+    engine.now += 7.0
+    assert engine.core.queue_age(engine.now) == engine.now, "of the one for c"
+    engine.until_over()
+    assert engine.core.queue_age(engine.now) == 0.0
+
+
 def test_the_least_recently_used_one_that_nobody_runs_leaves() -> None:
     engine = AdaptedEngine(3)
     engine.submit(1, prompt(5), max_tokens=2, adapter="a")
@@ -188,6 +202,80 @@ def test_one_long_request_in_the_place_that_is_closed_first_does_not_hold_up_the
     engine.until_over()
 
 
+def test_a_request_whose_adapter_has_come_keeps_it_until_there_is_room() -> None:
+    engine = AdaptedEngine(limits=small(max_num_seqs=3, num_blocks=128, max_model_len=150))
+    engine.submit(1, prompt(4), max_tokens=140, adapter="a")
+    engine.submit(2, prompt(4), max_tokens=140)
+    engine.turn(comes=False)
+    for number, adapter in ((3, "c"), (4, "d"), (5, "")):
+        engine.submit(number, prompt(4), max_tokens=60 if number == 5 else 4, adapter=adapter)
+    engine.turn()
+    assert engine.started == [1, 2, 5], "which took the last slot while c came"
+    while not engine.over(5):
+        assert engine.places.resident == {"a", "c"}
+        engine.turn()
+    assert engine.now > 2 * TURN_SECONDS
+    engine.until_over()
+    assert engine.started == [1, 2, 5, 3, 4]
+
+
+def test_one_that_finds_no_room_gives_way_to_a_more_urgent_one() -> None:
+    limits = small(max_num_seqs=2, num_blocks=64, max_model_len=150)
+    engine = AdaptedEngine(1, limits, policy="priority")
+    engine.submit(2, prompt(4), max_tokens=4, adapter="b", priority=5)
+    engine.turn(comes=False)
+    for number in (3, 4):
+        engine.submit(number, prompt(4), max_tokens=40, priority=1)
+    engine.turn()
+    engine.turn()
+    assert engine.places.resident == {"b"} and not engine.tokens(2)
+    engine.submit(5, prompt(4), max_tokens=4, adapter="c", priority=0)
+    engine.until_over()
+    assert engine.started.index(5) < engine.started.index(2)
+
+
+def test_who_is_resident_fills_the_batch_while_another_one_waits_for_a_place() -> None:
+    engine, ids = AdaptedEngine(4), itertools.count(1)
+
+    def newcomers() -> None:
+        for _ in range(8 - engine.core.stats().waiting_requests):
+            number = next(ids)
+            engine.submit(number, prompt(5), 60 + 10 * (number % 7), adapter="abcd"[number % 4])
+
+    for _ in range(40):
+        newcomers()
+        engine.turn()
+    engine.submit(0, prompt(5), max_tokens=2, adapter="h")
+    began, least = engine.now, 8
+    while not engine.over(0):
+        newcomers()
+        engine.turn()
+        least = min(least, engine.core.stats().running)
+        assert engine.now < began + 12 * TURN_SECONDS
+    assert least >= 7
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf", "fair"])
+def test_each_of_many_adapters_in_few_places_has_its_turn(policy: str) -> None:
+    """Of clients who come again at once, nobody waits for much longer than a round takes."""
+    chance, round_seconds = random.Random(7), 8 / 2 * 20 * STEP_SECONDS
+    engine = AdaptedEngine(2, small(max_num_seqs=4, num_blocks=64), policy=policy)
+    came: dict[int, float] = {}
+    for number in range(1, 121):
+        engine.submit(
+            number, prompt(chance.randrange(1, 8)), chance.randrange(1, 20),
+            n=chance.choice([1, 1, 1, 2]), adapter=chance.choice("abcdefgh"),
+            tenant=chance.choice("xyz"),
+        )  # fmt: skip
+        came[number] = engine.now
+        while len(engine.core._requests) > 12:
+            engine.turn(comes=chance.random() < 0.5)
+            for started in engine.started:
+                came.pop(started, None)
+            engine.started.clear()
+            assert engine.now - min(came.values(), default=engine.now) < 3 * round_seconds
+
+
 def test_who_waits_and_goes_leaves_nothing() -> None:
     engine = AdaptedEngine(1)
     engine.submit(0, prompt(5), max_tokens=150, adapter="a")
@@ -197,7 +285,7 @@ def test_who_waits_and_goes_leaves_nothing() -> None:
         engine.submit(number, prompt(5), max_tokens=5, adapter="b")
         engine.plan()
         engine.cancel(number)
-    assert len(engine.core.adapters._wanted["b"].waiting) <= 64
+    assert len(engine.core.adapters._wanted["b"]) <= 64
     engine.until_over()
 
 

@@ -107,7 +107,8 @@ def test_no_layout_is_chosen_that_a_setting_is_refused_with(
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
 ) -> None:
-    fits_one = model(tmp_path, LLAMA_8B, num_hidden_layers=48)
+    # Unless it is refused, the layout of two GPUs an engine is chosen.
+    fits_one = model(tmp_path, LLAMA_8B, num_hidden_layers=64)
     assert cli.main(["serve", fits_one, "--load-format", "dummy", *flags]) == 0
     assert sizes(starts[0][0]) == (1, 1, 8)
     fits_none = model(tmp_path, LLAMA_70B)

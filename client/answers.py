@@ -225,7 +225,11 @@ class RequestProgress:
         self.reasons: dict[str, None] = {}
         """Why its choices ended, each reason once."""
         self.engines: dict[str, None] = {}
-        """Names of the engines in which its choices first ran, each once."""
+        """Names of the engines in which its choices first ran, or ran behind a hand-over, each
+        once."""
+        self.handed_over_s = -1.0
+        """Seconds without an engine between the prefill engine and the one that decodes, of the
+        prompt that waited longest; -1: nothing was handed over."""
         self.preemptions: int | None = None
         """How often its choices lost their KV blocks; ``None``: no engine has said."""
         self.continuations = 0
@@ -247,7 +251,12 @@ class RequestProgress:
         self.rejected = self.rejected or rejected
 
     def on_start(self, choice: int, start: RowStart) -> None:
-        """A choice of one of the prompts has run; the first one computed its prompt."""
+        """A choice of one of the prompts has run; the first one computed its prompt. Or another
+        engine goes on with it behind a hand-over."""
+        if start.handed_over_s >= 0.0:
+            self.handed_over_s = max(self.handed_over_s, start.handed_over_s)
+            self.engines[start.engine] = None
+            return
         if choice == 0:
             self.usage.cached += start.cached
         self.queued_s = max(self.queued_s, start.queued_s)

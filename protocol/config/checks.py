@@ -24,6 +24,7 @@ from penstock.protocol.config.host_checks import (
 )
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import contradictions_of_several
+from penstock.protocol.config.role_checks import contradictions_of_roles
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.config.sleep_checks import contradictions_of_sleep
 from penstock.protocol.config.sources import ConfigError, Provenance, with_places
@@ -55,6 +56,7 @@ def contradictions(
     lines = [
         *_memory(config, sources),
         *contradictions_of_tiers(config),
+        *contradictions_of_roles(config, sources),
         *contradictions_of_several(config),
         *contradictions_of_sleep(config),
         *contradictions_of_adapters(config),

@@ -103,6 +103,11 @@ def _sizes(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
 
 
 def _processes(found: _Deriver, machine: Machine, info: ModelInfo | None) -> None:
+    launch = found.config.launch
+    if launch.prefill_engines and launch.decode_engines:
+        engines = launch.prefill_engines + launch.decode_engines
+        reason = "--prefill-engines and --decode-engines together"
+        found.set("launch", "data_parallel_size", engines, reason)
     count = max(1, min(MAX_FRONTENDS, machine.cores // CORES_A_FRONTEND))
     reason = f"one for each {CORES_A_FRONTEND} of {machine.cores} cores, at most {MAX_FRONTENDS}"
     found.set("launch", "frontends", count, reason)

@@ -219,6 +219,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[
         str, Meta(description="fcfs, priority, sjf, fair, or an entry point's name.")
     ] = "fcfs"
+    role: Annotated[
+        Literal["both", "prefill", "decode"],
+        Meta(description="Of one engine: prefill hands computed prompts over to decode engines."),
+    ] = "both"
 
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True):

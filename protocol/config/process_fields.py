@@ -75,6 +75,16 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
 
+    max_local_prefill_length: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31 - 1,
+            description="With prefill engines: a prompt of which a decode engine lacks fewer "
+            "tokens, about, is computed there.",
+        ),
+    ] = 512
+
     @property
     def world_size(self) -> int:
         """Workers of one engine."""
@@ -103,6 +113,14 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: Annotated[
         int, Meta(ge=1, le=64, description="Engines (model replicas) that serve starts.")
     ] = 1
+    prefill_engines: Annotated[
+        Annotated[int, Meta(ge=1, le=63)] | None,
+        Meta(description="Engines that compute prompts and hand them over to --decode-engines."),
+    ] = None
+    decode_engines: Annotated[
+        Annotated[int, Meta(ge=1, le=63)] | None,
+        Meta(description="Engines that go on with what --prefill-engines have computed."),
+    ] = None
     nodes: Annotated[
         int, Meta(ge=1, le=1024, description="Hosts of the server; on the others run serve --join.")
     ] = 1

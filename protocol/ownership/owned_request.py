@@ -14,7 +14,11 @@ from penstock.protocol.ownership.guard import MakeGuard, TokenExtras
 from penstock.protocol.ownership.refusals import Refusals
 from penstock.protocol.ownership.rejections import failed
 from penstock.protocol.ownership.text_rows import TextRows
-from penstock.protocol.ownership.tombstones import RESEND_SECONDS
+from penstock.protocol.ownership.tombstones import (
+    MAX_RESTARTS,
+    MAX_STALLS,
+    RESEND_SECONDS,
+)
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
@@ -29,6 +33,8 @@ from penstock.protocol.wire.messages.requests import (
 )
 from penstock.protocol.wire.messages.tokens import Content
 
+HANDED_OVER = "its engine handed it over"
+"""The cause of a new start that is no loss."""
 MakeStream = Callable[[int], Stream]
 """Makes the stream of the choice with this number."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -66,9 +72,11 @@ class OwnedRequest:
         "continued",
         "engine",
         "frontend",
+        "handed_over_at",
         "head",
         "id",
         "open_choices",
+        "prefilled",
         "refusals",
         "replayed",
         "reply_to",
@@ -90,6 +98,10 @@ class OwnedRequest:
         """Incarnation of the scheduler that accepted it; 0 until then."""
         self.continued: tuple[float, str] | None = None
         """(since when, cause) while it is begun again after a loss and no engine has it."""
+        self.prefilled = False
+        """An engine has computed its prompt and handed it over, …"""
+        self.handed_over_at = 0.0
+        """… then; 0: another one has gone on with it since."""
         self.accepted = False
         """An engine has taken it while it was here."""
         self.work: TokenWork | None = None
@@ -105,10 +117,21 @@ class OwnedRequest:
 
     def lost(self, now: float, cause: str) -> None:
         """No engine has it any more: it is to be begun again."""
+        if cause is HANDED_OVER:
+            self.prefilled, self.handed_over_at = True, now
         self.engine = 0
         self.attempt += 1
         self.restarts += 1
         self.continued = now, cause
+
+    def spent(self, cause: str) -> Rejected | None:
+        """The end of a request that was started too often; ``cause``: of the next start."""
+        is_stalled = self.stalls > MAX_STALLS
+        if not is_stalled and self.restarts < MAX_RESTARTS:
+            return None
+        times = f"{self.stalls} times without a new token" if is_stalled else "256 times"
+        told = f"the request was started {times} (last: {cause}); it was given up"
+        return failed(self.id, self.attempt, told)
 
     def run_by(self, engine: int) -> None:
         """This incarnation has it."""
@@ -129,6 +152,21 @@ class OwnedRequest:
             self.work = msgspec.structs.replace(self.work, max_tokens=max_tokens)
         known, self.accepted = self.accepted, True
         return not known
+
+    def taken_over(
+        self, more: TokenExtras, now: float, tell: Callable[[float], None]
+    ) -> TokenExtras:
+        """The first row of an engine behind a hand-over, with the seconds that this took, which
+        ``tell`` hears. Where none is known here, the choice has begun before: nothing starts."""
+        start, since = more.start, self.handed_over_at
+        if start is None or start.handed_over_s < 0.0:
+            return more
+        self.handed_over_at = 0.0
+        if not since:
+            return msgspec.structs.replace(more, start=None)
+        tell(now - since)
+        started = msgspec.structs.replace(start, handed_over_s=now - since)
+        return msgspec.structs.replace(more, start=started)
 
     def encoded(
         self,
@@ -182,6 +220,7 @@ class OwnedRequest:
         changes: dict[str, Any] = {
             "age": head.age + passed,
             "accepted": self.was_accepted,
+            "prefilled": self.prefilled,
         }
         if head.time_left is not None:
             changes["time_left"] = max(0.0, head.time_left - passed)
@@ -211,6 +250,7 @@ class OwnedRequest:
             head.task,
             SPANS.wanted(head.trace),
             head.adapter,
+            self.prefilled or any(state.output for state in choices),
         )
 
     def _open_prompts(self, work: TokenWork) -> TokenWork:

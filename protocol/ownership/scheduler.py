@@ -148,9 +148,9 @@ class SchedulerLedger:
         if unknown:
             self._send(message.reply_to, Unknown([i for i, _ in unknown], [a for _, a in unknown]))
 
-    def hand_over(self, some: Collection[int] | None = None) -> None:
+    def hand_over(self, some: Collection[int] | None = None, *, prefilled: bool = False) -> None:
         """Give requests back to their owners, who find another engine for them: all, or those of
-        these ids.
+        these ids. ``prefilled``: one that decodes.
 
         What only waited is not suspected of having ended this one.
         """
@@ -164,7 +164,7 @@ class SchedulerLedger:
                 failures.append(self.core.failures(request_id))
                 self.core.cancel(request_id, attempt, owner)
             if ids:
-                self._send(owner, Unknown(ids, attempts, failures))
+                self._send(owner, Unknown(ids, attempts, failures, prefilled))
 
     def peers_gone(self, gone: dict[int, Peer]) -> None:
         """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from penstock.protocol.ownership.guard import NO_EXTRAS, MakeGuard, TokenExtras
 from penstock.protocol.ownership.owned_request import (
+    HANDED_OVER,
     MakeStream,
     OwnedRequest,
     RowFate,
@@ -24,7 +25,6 @@ from penstock.protocol.ownership.text_rows import TextRows, token_extras, whole_
 from penstock.protocol.ownership.tombstones import (
     GRACE_SECONDS,
     MAX_RESTARTS,
-    MAX_STALLS,
     RECONCILE_SECONDS,
     Tombstones,
 )
@@ -66,6 +66,8 @@ class TokenizerLedger:
         self.stale_rows = 0
         self.continuations = self.redraws = 0
         self.draining = False
+        self.on_taken_over: Callable[[float], None] = lambda seconds: None
+        """Hears how long each hand-over to another engine took."""
         self._address = address
         self._members = members
         self._send = send
@@ -194,10 +196,11 @@ class TokenizerLedger:
 
     def _on_unknown(self, sender: int, message: Unknown, now: float) -> None:
         failures = message.failures or [1] * len(message.ids)
+        cause = "its engine lost its worker" if message.failures else "its engine forgot it"
+        cause = HANDED_OVER if message.prefilled else cause
         for request_id, attempt, count in zip(message.ids, message.attempts, failures, strict=True):
             request = self.open.get(request_id)
             if request and request.attempt == attempt and request.engine == sender:
-                cause = "its engine lost its worker" if message.failures else "its engine forgot it"
                 self._continue(request, now, cause, count)
 
     def _enqueue(self, request: OwnedRequest, now: float, engine: str = "") -> None:
@@ -215,13 +218,10 @@ class TokenizerLedger:
         """
         self._cancel_at_engine(request)
         request.stalls += failures
-        spent = request.stalls > MAX_STALLS
-        if spent or request.restarts == MAX_RESTARTS:
-            times = f"{request.stalls} times without a new token" if spent else "256 times"
-            told = f"the request was started {times} (last: {cause}); it was given up"
-            self._reject(request, failed(request.id, request.attempt, told))
+        if (rejected := request.spent(cause)) is not None:
+            self._reject(request, rejected)
             return
-        self.continuations += 1
+        self.continuations += cause is not HANDED_OVER
         request.lost(now, cause)
         self._enqueue(request, now)
 
@@ -300,7 +300,7 @@ class TokenizerLedger:
             out = outgoing[request.reply_to]
             more = NO_EXTRAS if extras is None else extras.get(row, NO_EXTRAS)
             if more.start is not None or not request.accepted:
-                self._begun(request, more)
+                more = self._begun(request, more, now)
             try:
                 fate = request.add_row(out, number, choice, tokens[first:offset], more)
                 if fate is RowFate.AGAIN:
@@ -323,10 +323,11 @@ class TokenizerLedger:
             request.refusals.clear()
         return request.engine == sender
 
-    def _begun(self, request: OwnedRequest, more: TokenExtras) -> None:
+    def _begun(self, request: OwnedRequest, more: TokenExtras, now: float) -> TokenExtras:
         """A row has come: an engine has the request. What was lost with the row begins anew."""
         if request.taken(more.start.max_tokens if more.start is not None else 0):
             self._tell_accepted(request)
+        return request.taken_over(more, now, self.on_taken_over)
 
     def _settle(self, request: OwnedRequest, number: int, fate: RowFate) -> None:
         """A choice has ended."""

@@ -157,6 +157,8 @@ ENGINE = (
     Metric("kv_tier_corrupted_total", "counter", "Stored blocks that were damaged."),
     Metric("kv_tier_failed_writes_total", "counter", "Blocks that the disk did not take."),
     Metric("kv_tier_skipped_writes_total", "counter", "Blocks lost, as the disk was behind."),
+    Metric("hand_overs_total", "counter", "Requests handed over to engines that decode."),
+    Metric("hand_over_bytes_total", "counter", "Kept KV blocks of their prompts and outputs."),
     Metric("kv_tier_used_bytes", "gauge", "Bytes of the blocks kept in a tier.", ("tier",)),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
 )
@@ -278,6 +280,7 @@ PIPELINE = (
         (),
         _LATENCY,
     ),
+    Metric("hand_over_seconds", "histogram", "A request's pause at a hand-over.", (), _LATENCY),
     Metric(
         "requests_placed_total",
         "counter",

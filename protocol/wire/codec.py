@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 37
+PROTOCOL_VERSION = 38
 
 Message = (
     membership.Hello

@@ -81,6 +81,8 @@ def _figures(generation: Generation) -> dict[str, Any]:
         if usage.completion > 1 and ended > first:
             found["tokens_per_s"] = round((usage.completion - 1) / (ended - first), 1)
     found["total_ms"] = round(1000 * (ended - arrival), 1)
+    if generation.handed_over_s >= 0.0:
+        found["hand_over_ms"] = round(1000 * generation.handed_over_s, 1)
     if generation.continuations:
         found["continuations"] = generation.continuations
     found["finish"] = ",".join(generation.reasons) or "abort"

@@ -156,9 +156,9 @@ class Space:
                 self._send(each, TierLent(more))
 
     def _fill(self, key: bytes, slot: int) -> None:
+        self._added.append(key)  # who has stored it waits for this, also where it was there
         if not self.pool.fill(slot, key):
             return
-        self._added.append(key)
         threads = self._threads
         if threads is None or self._on_disk(key):
             return

@@ -97,6 +97,8 @@ def children_of_model(
     for number in range(config.launch.data_parallel_size):
         engine = place * config.launch.data_parallel_size + number
         scheduler = {**own, "PENSTOCK_ENGINE": str(engine)}
+        if prefill := config.launch.prefill_engines:
+            scheduler["PENSTOCK_ROLE"] = "prefill" if number < prefill else "decode"
         world = config.cluster.world_size
         for rank in range(world):
             ranked = scheduler if world == 1 else {**scheduler, "PENSTOCK_RANK": str(rank)}

@@ -52,10 +52,11 @@ class Dispatcher:
         now: float,
         restart_wait_s: float = HOLD_SECONDS,
         wake_wait_s: float = 0.0,
+        max_local_prefill_length: int = 0,
     ) -> None:
         self.held = HeldRequests()
         self.routed = 0
-        self.placement = Placement(roster)
+        self.placement = Placement(roster, max_local_prefill_length)
         self._roster = roster
         self._send = send
         self._began = now
@@ -78,7 +79,7 @@ class Dispatcher:
         adapter = message.adapter if isinstance(message, Enqueue) else ""
         member = self.placement.choose(
             *(key, message.attempt, now, message.model, prefix, choices, tokens, task_of(message)),
-            adapter,
+            *(adapter, isinstance(message, Enqueue) and message.begun),
         )
         if now - self._began < YOUNG_SECONDS:
             member = None

@@ -12,6 +12,10 @@ the others' empty.
 A request that not every engine can hold to its end goes to one that can, if there is one: it may be
 the continuation of one that was begun by a larger engine.
 
+Where engines have roles, a request whose first token has come goes to an engine that decodes, and
+so does one whose prompt such an engine has cached nearly whole; any other goes to one that
+prefills. While there is none of a role, any engine will do.
+
 A resent request goes where it went before, as long as that process lives: elsewhere it would run
 twice. Another attempt of it is placed anew, and elsewhere if there is an elsewhere: its last place
 turned it away, forgot it or was lost.
@@ -26,6 +30,7 @@ from collections.abc import Container, Sequence
 import msgspec
 
 from penstock.protocol.prefix_digest import DIGEST_BYTES, covered
+from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.services.router.member import Member
 from penstock.services.router.ready_members import ReadyMembers, rooms
@@ -69,8 +74,9 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class Placement:
     """Chooses members, and remembers for a minute what it chose."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, max_local_prefill_length: int = 0) -> None:
         self._roster = roster
+        self._most_local = max_local_prefill_length
         self._routes: OrderedDict[Key, Route] = OrderedDict()
         """Oldest first."""
         self._faded_at: float | None = None
@@ -88,12 +94,14 @@ class Placement:
         tokens: int = 0,
         task: str = "",
         adapter: str = "",
+        begun: bool = False,
     ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``. ``choices``:
         those that are open. ``tokens``: positions of the longest of them in the end. ``task``: what
-        an engine must do. ``adapter``: digest of the one that an engine should have.
+        an engine must do. ``adapter``: digest of the one that an engine should have. ``begun``: its
+        first token has come.
         """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
@@ -106,7 +114,31 @@ class Placement:
         ready = ready.that_hold(tokens)
         if refused := _refused(route, attempt):
             ready = ready.without(refused)
+        if ready.have_roles:
+            ready = self._with_role(ready, prefix, task, begun)
         return self._best(ready, prefix, choices, now)
+
+    def _with_role(
+        self, ready: ReadyMembers, prefix: bytes, task: str, begun: bool
+    ) -> ReadyMembers:
+        """Those whose role suits a request; all where none does."""
+        decode, prefill = ready.for_role("decode"), ready.for_role("prefill")
+        if not decode.members or not prefill.members:
+            return ready
+        if task != GENERATE:
+            return prefill
+        if begun:
+            return decode
+        lacks = covered(len(prefix) // DIGEST_BYTES) - self._most_held(decode, prefix)
+        return decode if lacks < self._most_local else prefill
+
+    def _most_held(self, ready: ReadyMembers, prefix: bytes) -> int:
+        """Tokens of a prompt that the member of these which has cached the most of it has."""
+        prefixes = self._roster.prefixes
+        for depth, bits in prefixes.deepest(prefix):
+            if any(incarnation in ready.places for incarnation in prefixes.engines_of(bits)):
+                return covered(depth)
+        return 0
 
     def _best(self, ready: ReadyMembers, prefix: bytes, choices: int, now: float) -> Member | None:
         """Where the least is left to compute, for the load that is there."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Sequence
 
+from penstock.protocol.wire.messages.membership import Role
 from penstock.services.router.member import RECKONED_SECONDS, Member
 
 
 class ReadyMembers:
     """Ready members of a service, for one model and task."""
 
-    __slots__ = ("_shortest", "members", "places")
+    __slots__ = ("_shortest", "have_roles", "members", "places")
 
     def __init__(self, members: Iterable[Member]) -> None:
         self.members = tuple(members)
         self.places = {member.incarnation: at for at, member in enumerate(self.members)}
         """The place of each in ``members``."""
+        self.have_roles = any(member.identity.role != "both" for member in self.members)
         self._shortest = min(map(_longest, self.members), default=math.inf)
 
     def without(self, refused: Container[int]) -> ReadyMembers:
@@ -29,6 +31,11 @@ class ReadyMembers:
         engine has just unloaded is still taken there for a moment."""
         having = [member for member in self.members if member.has(adapter)]
         return self if not having or len(having) == len(self.members) else ReadyMembers(having)
+
+    def for_role(self, role: Role) -> ReadyMembers:
+        """Those that have this role or both; there may be none."""
+        wanted = ("both", role)
+        return ReadyMembers([one for one in self.members if one.identity.role in wanted])
 
     def that_hold(self, tokens: int) -> ReadyMembers:
         """Those that can hold a sequence of so many positions, else those that hold the most."""

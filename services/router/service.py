@@ -41,7 +41,8 @@ class RouterService(AsyncService):
         )
         waits = config.admission
         self.dispatcher = Dispatcher(
-            *(self.roster, mailbox.send, time.monotonic()), waits.restart_wait_s, waits.wake_wait_s
+            *(self.roster, mailbox.send, time.monotonic(), waits.restart_wait_s, waits.wake_wait_s),
+            config.cluster.max_local_prefill_length,
         )
         self.roster.held = self.dispatcher.held.counts
 

@@ -17,6 +17,7 @@ from penstock.protocol.wire.messages.kv_tier import (
 from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.scheduler.core import SchedulerCore
+from penstock.services.scheduler.kv_tier import AHEAD
 from penstock.services.scheduler.tier_stores import KeptBlocks
 from penstock.services.scheduler.worker_group import WorkerGroup
 
@@ -50,7 +51,8 @@ class Keeping:
         self._refused = ""
         self._said_alone = False
         """Whether the log has it that there is no keeper."""
-        after = service.config.cache.kv_tier_store_after
+        is_prefill = service.config.scheduler.role == "prefill"
+        after = AHEAD if is_prefill else service.config.cache.kv_tier_store_after
         self.tier = core.keep_blocks(_blocks_of(engine), after, service.mailbox.address)
         self._find(now)
 

@@ -36,6 +36,7 @@ from penstock.services.scheduler.prefill_budget import PrefillBudget
 from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.tier_counters import TierCounters
 from penstock.services.scheduler.tier_loads import Load, Loads
+from penstock.services.scheduler.tier_rates import TierRates
 from penstock.services.scheduler.tier_stores import KeptBlocks, StoreQueue, Storing
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
@@ -44,16 +45,11 @@ PIECE_BYTES = 2 * 1024 * 1024
 9 ms, where 16 MiB were measured to take 70."""
 URGENT_PIECES = 4
 """At most so many are copied ahead of one step that overwrites them; the rest is missed."""
-LEAST_WAIT_SECONDS = 1.0
-MOST_WAIT_SECONDS = 10.0
-"""What a sequence waits for a load at most, and while nobody knows what its prefill would take."""
-SLOWER_WAIT = 2.0
-"""A load may take this many times as long as the prefill that it saves before that is done."""
 LOST_TICKS = 240
 """A copy that is not answered for so many ticks, a minute, is lost."""
-_SMOOTHING = 0.2
-_FORGETTING = 0.9
-"""What a rate that keeps loads away is multiplied by each time, so that it is measured again."""
+AHEAD = 0
+"""As ``store_after``: what is computed is stored at once, whole steps at a time, since other
+engines wait for it."""
 
 
 class KVTier:
@@ -72,8 +68,9 @@ class KVTier:
         in_flight: StepsInFlight,
         prefill: PrefillBudget,
     ) -> None:
-        """``store_after``: prompts that a block must have been part of to be stored."""
-        self._waiting, self._in_flight, self._prefill = waiting, in_flight, prefill
+        """``store_after``: prompts that a block must have been part of, or ``AHEAD``."""
+        self._waiting, self._in_flight = waiting, in_flight
+        self.rates = TierRates(prefill)
         self.counters = TierCounters()
         self.to_keeper: list[Message] = []
         self.to_worker: list[KVCopies | KVForget] = []
@@ -89,10 +86,10 @@ class KVTier:
         """Empty slots that the keeper has lent."""
         self._storing: dict[int, Storing] = {}
         """Copies under way, by number."""
+        self._untold: set[bytes] = set()
+        """What is stored, while the keeper has not told everybody; only with ``AHEAD``."""
         self._numbers = itertools.count(1)
-        self._epoch = self._lent = self._piece = 0
-        self._store_rate = self._load_rate = 0.0
-        """Seconds for a byte; 0: not known."""
+        self._epoch = self._lent = self._piece = self._store_piece = 0
         self._breaker = CircuitBreaker()
         """Of loads."""
 
@@ -100,8 +97,11 @@ class KVTier:
         """A worker begins with empty KV memory, which this planner owns."""
         kv, planner.tier = planner.kv, self
         self._epoch, self._kv = epoch, kv
+        self.rates.slot_bytes, self.rates.block_size = self.slot_bytes, kv.block_size
         self._piece = max(1, (self.piece_bytes or PIECE_BYTES) // max(1, self.slot_bytes))
-        self._lent = 2 * limits.blocks_for(limits.max_num_batched_tokens) + self._piece
+        in_step = limits.blocks_for(limits.max_num_batched_tokens)
+        self._store_piece = self._piece if self._store_after else max(self._piece, in_step)
+        self._lent = 2 * in_step + self._piece
         self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
         self._stores.known = self._known
         self._stores.room = len(self._stock)
@@ -121,6 +121,7 @@ class KVTier:
         """Nothing is kept until there is another one."""
         self.is_open, self._pool, self.refused = False, "", ""
         self._known.clear()
+        self._untold.clear()
         self._stock.clear()
         self._storing.clear()
         self._stores.stop()
@@ -132,7 +133,7 @@ class KVTier:
         """The next worker's blocks are others: nothing is kept until a keeper is open for them."""
         self.lost_keeper()
         self.space, self.slot_bytes, self.piece_bytes = self.blocks = blocks
-        self._store_rate = self._load_rate = 0.0
+        self.rates.forget()
 
     def lost_worker(self) -> None:
         """What it was copying is worth nothing."""
@@ -166,6 +167,8 @@ class KVTier:
             case TierKeys() if message.space == self.space:
                 self._known.update(split(message.added))
                 self._known.difference_update(split(message.gone))
+                if self._untold:
+                    self._untold.difference_update(split(message.added))
             case TierLent() if self.is_open:
                 self._stock += message.slots
                 self._stores.room = len(self._stock)
@@ -196,7 +199,7 @@ class KVTier:
         """Copy the next of what is wanted there, unless copies are under way."""
         if self._storing or not len(self._stores) or not self._stock:
             return
-        if found := self._stores.take(min(self._piece, len(self._stock))):
+        if found := self._stores.take(min(self._store_piece, len(self._stock))):
             self._store(found)
 
     def before_plan(self) -> None:
@@ -234,23 +237,34 @@ class KVTier:
         self.counters.stored += len(good)
         self.to_keeper.append(TierStored(joined(good), slots, unused, self._reply_to))
         self._loads.stored()
+        if not self._store_after:
+            self._untold.update(good)
         if done:
-            self._store_rate = _mean(self._store_rate, message.seconds / (done * self.slot_bytes))
+            self.rates.stored(done, message.seconds)
         self.after_step()
+
+    def is_due(self, name: bytes) -> bool:
+        """Whether a block is about to be at hand for other engines."""
+        if name in self._untold or name in self._stores:
+            return True
+        return any(name in one.slots for one in self._storing.values())
+
+    def is_at_hand(self, name: bytes) -> bool:
+        """Whether the keeper has a block, and every engine knows."""
+        return name in self._known and not self.is_due(name)
+
+    @property
+    def block_size(self) -> int:
+        return self._kv.block_size
 
     def preempted(self, sequence: Sequence) -> None:
         """A sequence has lost its blocks and will come back: they are kept if it is quicker to
         load than to compute them again."""
         sequence.fetched = False
         names = sequence.kv.digests
-        rate = self._store_rate + self._load_rate
-        if self.is_open and self._pays(len(names), rate):
+        rates = self.rates
+        if self.is_open and rates.pays(len(names), rates.store + rates.load):
             self._stores.want(names)
-
-    def _pays(self, blocks: int, rate: float) -> bool:
-        """Whether it is quicker to copy so many blocks than to compute them, as far as known."""
-        prefill = self._prefill.prefill_seconds(blocks * self._kv.block_size)
-        return not prefill or not rate or blocks * self.slot_bytes * rate < prefill
 
     def distrust(self, names: list[bytes]) -> None:
         """What was computed under these names may be wrong."""
@@ -285,16 +299,15 @@ class KVTier:
             count += 1
         if not count:
             return False
-        if not self._pays(count, self._load_rate):
+        if not sequence.request.head.prefilled and not self.rates.load_pays(count):
             self.counters.slow += 1
-            self._load_rate *= _FORGETTING
             return False
         if any(digests[first] in one.slots for one in self._storing.values()):
-            self._loads.wait_for_store(sequence, count, now + self._longest_wait(count))
+            self._loads.wait_for_store(sequence, count, now + self.rates.longest_wait(count))
             return True
         load = self._loads.of(digests[first])
         began = now if load is None else load.began
-        until = began + self._longest_wait(count)
+        until = began + self.rates.longest_wait(count)
         if until <= now or (load is None and self._loads.full):
             return False
         if load is None:
@@ -307,12 +320,6 @@ class KVTier:
     def owed(self) -> int:
         """Blocks of KV memory that loads are about to take."""
         return self._loads.owed
-
-    def _longest_wait(self, blocks: int) -> float:
-        """Seconds that a load of so many blocks may take."""
-        saved = self._prefill.prefill_seconds(blocks * self._kv.block_size)
-        wait = max(LEAST_WAIT_SECONDS, SLOWER_WAIT * saved) if saved else MOST_WAIT_SECONDS
-        return min(wait, MOST_WAIT_SECONDS)
 
     def _got(self, message: TierGot, now: float) -> None:
         load = self._loads.find(message.number)
@@ -360,9 +367,7 @@ class KVTier:
 
     def _whole(self, load: Load, now: float) -> None:
         seconds = now - load.began
-        rate, share = seconds / (load.done * self.slot_bytes), load.done / self._piece
-        if self._load_rate or share >= 1:  # small ones are mostly latency
-            self._load_rate = _mean(self._load_rate, rate, min(1.0, share))
+        self.rates.loaded(load.done, seconds, self._piece)
         self.counters.load_seconds += seconds
         self._breaker.succeeded()
         self._end(load, failed=False)
@@ -376,25 +381,16 @@ class KVTier:
             self.to_worker.append(KVForget(self._epoch, load.number))
         self._loads.end(load)
 
-    def _late(self, blocks: int) -> None:
-        """Nobody waited for a load any longer: what takes so long is computed, for a while."""
-        prefill = self._prefill.prefill_seconds(blocks * self._kv.block_size)
-        self._load_rate = max(self._load_rate, SLOWER_WAIT * prefill / blocks / self.slot_bytes)
-
     @crash_only
     def tick(self, now: float) -> None:
         """To be called a few times a second."""
         for load in self._loads.abandoned():
             if now >= load.until:
                 self._breaker.failed(now, late=True)
-                self._late(len(load.names))
+                self.rates.late(len(load.names))
             self._end(load, failed=True)
         for one in self._storing.values():
             one.ticks += 1
         self._give_up([n for n, one in self._storing.items() if one.ticks > LOST_TICKS])
         self.counters.missed_stores = self._stores.missed
         self.after_step()
-
-
-def _mean(old: float, new: float, share: float = 1.0) -> float:
-    return old + share * _SMOOTHING * (new - old) if old else new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from penstock.protocol.process import logs
 from penstock.protocol.process.metrics import Registry
@@ -51,10 +52,18 @@ class EngineMeters:
             for part in ("plan", "send", "apply", "hand_out")
         )
 
-    def follow(self, core: SchedulerCore) -> None:
-        """Count the steps of a core, and what its sequences wait for."""
+    def follow(self, core: SchedulerCore, *first_tokens: Callable[[Sequence], None]) -> None:
+        """Count the steps of a core, and what its sequences wait for. ``first_tokens``: who else
+        hears of each sequence that has its first token here."""
+
+        def first_token(sequence: Sequence) -> None:
+            self.had_first_token(sequence)
+            for hear in first_tokens:
+                hear(sequence)
+
         core.on_step = self.step
-        core.follow_sequences(self.started, self.had_first_token, self.closed)
+        heard = first_token if first_tokens else self.had_first_token
+        core.follow_sequences(self.started, heard, self.closed)
 
     def step(self, step: Step, seconds: float) -> None:
         self._seconds(seconds)

@@ -130,6 +130,8 @@ class Sequence:
     """Where the second text of a pair begins in the prompt; 0: there is none."""
     own_sampling: bytes = b""
     """What it asks of the sampler, where that is not what its request's choices do."""
+    start_index: int = 0
+    """Index of the first token of the row that says how it came to run here."""
     pooled: bytes | None = None
     """What its task has made of its prompt."""
 

@@ -26,6 +26,7 @@ from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
+from penstock.services.scheduler.hand_overs import HandOvers, check_role
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.keeping import Keeping
 from penstock.services.scheduler.limits import Limits
@@ -74,6 +75,8 @@ class SchedulerService(LoopService):
         self._model = config.model.names()[0]
         self._keeping: Keeping | None = None
         """Blocks outside of KV memory; ``None``: there are none."""
+        self._hand_overs: HandOvers | None = None
+        """Of a prefill engine."""
         self._meters = EngineMeters(self.metrics, self._model)
 
     def identity(self) -> Identity:
@@ -85,6 +88,7 @@ class SchedulerService(LoopService):
             model=names[0],
             aliases=names[1:],
             fingerprint=fingerprint(self.config.model.model),
+            role=self.config.scheduler.role,
         )
 
     def start(self) -> None:
@@ -107,6 +111,7 @@ class SchedulerService(LoopService):
         whole = self.group.take(sender, message)
         if whole is None:
             return
+        check_role(self.config.scheduler.role, whole)
         limits = Limits.of(whole.sizes)
         capacity = msgspec.structs.replace(
             Capacity(*msgspec.structs.astuple(limits)),
@@ -137,7 +142,11 @@ class SchedulerService(LoopService):
             self.core.follow_faults(self._on_fault)
             if whole.kv_space and config.cache.has_tiers:
                 self._keeping = Keeping(self, self.core, whole, self.group, now)
-            self._meters.follow(self.core)
+            if self._keeping is not None and config.scheduler.role == "prefill":
+                self._hand_overs = HandOvers(self, self._keeping.tier)
+                self._meters.follow(self.core, self._hand_overs.had_first_token)
+            else:
+                self._meters.follow(self.core)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
@@ -284,6 +293,8 @@ class SchedulerService(LoopService):
             began = time.monotonic_ns()
             self._hand_out(batch)
             _add_part(meters.hand_out, HAND_OUT, began, len(batch))
+        if self._hand_overs is not None and self.ledger is not None:
+            self._hand_overs.send(self.ledger)  # behind their tokens
 
     def _take_failed_beside(self, core: SchedulerCore, answered: int) -> list[StepFailed]:
         """Failures of other ranks whose turn it is when so many more steps are answered: before
@@ -322,6 +333,8 @@ class SchedulerService(LoopService):
             self._report(self.core, now)
             if self._keeping is not None:
                 self._keeping.tick(now, self.metrics)
+                if self._hand_overs is not None:
+                    self._hand_overs.report(self.metrics)
                 self._look_if_ready(now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0

@@ -65,6 +65,9 @@ class StoreQueue:
     def __len__(self) -> int:
         return len(self._wanted)
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._wanted
+
     def follow(self) -> None:
         """Hear of blocks from now on."""
         self._blocks.on_named, self._blocks.on_reused = self._named, self._reused
@@ -78,7 +81,7 @@ class StoreQueue:
     def _named(self, name: bytes, block: int) -> None:
         if name in self.known:
             return
-        if self._after == 1 or name in self._seen or name in self._seen_before:
+        if self._after <= 1 or name in self._seen or name in self._seen_before:
             self._want(name)
             return
         self._seen.add(name)

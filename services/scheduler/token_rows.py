@@ -151,11 +151,12 @@ class TokenRows:
         columns.attempts.append(request.attempt)
         columns.indices.append(index)
         columns.counts.append(count)
-        if index == 0 and sequence.cached_tokens >= 0:
+        if index == sequence.start_index and sequence.cached_tokens >= 0:
             row = len(columns.ids) - 1
             columns.starts.append(
                 RowStart(
-                    row, sequence.cached_tokens, sequence.queued_s, self.engine, request.max_output
+                    *(row, sequence.cached_tokens, sequence.queued_s, self.engine),
+                    *(request.max_output, 0.0 if request.head.prefilled else -1.0),
                 )
             )
         return columns

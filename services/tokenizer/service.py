@@ -110,6 +110,8 @@ class TokenizerService(AsyncService):
             self._begin,
         )
 
+        self.ledger.on_taken_over = self.metrics.histogram("hand_over_seconds").observe
+
     def identity(self) -> Identity:
         return Identity(
             os.getpid(),

@@ -779,6 +779,31 @@ def test_what_only_waited_at_lost_engines_is_not_blamed_for_it(tokenizer: Any) -
     assert not ledger.open
 
 
+def test_a_hand_over_is_no_loss_and_its_pause_is_told_once(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    pauses: list[float] = []
+    ledger.on_taken_over = pauses.append
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    [(_, first)] = sent.take(Enqueue)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.2)
+    for _ in range(2):  # it may come twice
+        ledger.handle(SCHEDULER, Unknown([7], [ONE], [0], prefilled=True), 0.25)
+    [(_, again)] = sent.take(Enqueue)
+    work = msgspec.msgpack.decode(again.work, type=TokenWork)
+    assert (first.begun, again.begun, again.attempt) == (False, True, ONE + 1)
+    assert (work.head.prefilled, work.stalls) == (True, 0)
+    assert ledger.continuations == 0
+    sent.take()
+    start = RowStart(0, 4, 0.2, "1", 16, 0.0)
+    for at in (2, 3):
+        row = msgspec.structs.replace(token_row(ONE + 1, at, "d"), starts=[start])
+        ledger.handle(SCHEDULER, row, 0.5)
+    assert pauses == [0.25]
+    told = [message.starts for _, message in sent.take(TextBatch)]
+    assert [[one.handed_over_s for one in starts] for starts in told] == [[0.25], []]
+
+
 def test_a_request_has_so_many_attempts_as_its_number_has_room_for(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     ledger.handle(FRONTEND, SUBMIT, 0.0)

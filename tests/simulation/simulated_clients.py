@@ -219,6 +219,8 @@ class Record:
     tokens: dict[int, int] = field(default_factory=dict)
     starts: dict[int, RowStart] = field(default_factory=dict)
     ends: dict[int, list[End]] = field(default_factory=dict)
+    hand_overs: int = 0
+    """Seen by its choices."""
     cancelled: bool = False
     wants_ids: bool = True
     late: int = 0
@@ -262,16 +264,22 @@ class Record:
         if self.cancelled or self.rejected or choice in self.ends or not self.accepted:
             self.late += 1
         if extras is not None and extras.start is not None:
-            start = extras.start
-            assert choice not in self.starts
-            assert choice not in self.tokens
-            assert 0 <= start.cached < len(self.asked.of(choice).prompt)
-            assert start.queued_s >= 0
-            self.starts[choice] = start
+            self._on_start(choice, extras.start)
         self.tokens[choice] = self.tokens.get(choice, 0) + tokens
         if extras is not None and extras.end is not None:
             self.ends.setdefault(choice, []).append(extras.end)
         self._sink.on_row(choice, text, tokens, extras)
+
+    def _on_start(self, choice: int, start: RowStart) -> None:
+        if start.handed_over_s >= 0.0:
+            assert choice in self.tokens
+            self.hand_overs += 1
+            return
+        assert choice not in self.starts
+        assert choice not in self.tokens
+        assert 0 <= start.cached < len(self.asked.of(choice).prompt)
+        assert start.queued_s >= 0
+        self.starts[choice] = start
 
     def on_continued(self) -> None:
         self._sink.on_continued()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from functools import partial
 
 from simulated_clients import (
@@ -15,6 +16,7 @@ from simulated_clients import (
     text_of,
 )
 from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
+from simulated_keeper import KeeperNode, KeptWorkerNode
 from simulated_network import ROUTER, Node, World
 
 from penstock.client.ledger import ClientLedger
@@ -22,7 +24,7 @@ from penstock.protocol.ownership.choice import Delta, joined
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
-from penstock.protocol.wire.messages.membership import Beat, Goodbye, Hello, Peer
+from penstock.protocol.wire.messages.membership import Beat, Goodbye, Hello, Peer, Role
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     Cancel,
@@ -256,7 +258,9 @@ class Cluster:
         frontends: int = 2,
         tokenizers: int = 2,
         engines: int = 2,
+        roles: Sequence[Role] = (),
     ) -> None:
+        """roles: of the engines, whose blocks a keeper keeps then; they count from the first on."""
         self.world = world
         self.traits = traits or EngineTraits()
         self.router = RouterNode(world)
@@ -265,9 +269,13 @@ class Cluster:
         for _ in range(tokenizers):
             TokenizerNode(world)
         for number in range(engines):
-            SchedulerNode(world, f"engine-{number}", self.traits)
+            role = roles[number] if roles else "both"
+            SchedulerNode(world, f"engine-{number}", self.traits, 0, role)
             for rank in range(self.traits.world_size):
-                WorkerNode(world, f"engine-{number}", self.traits, rank)
+                kind = KeptWorkerNode if self.traits.kept_bytes else WorkerNode
+                kind(world, f"engine-{number}", self.traits, rank)
+        if self.traits.kept_bytes:
+            KeeperNode(world, "", self.traits)
         world.on_death = self.replace
         world.run(world.now + 4.0)
 

@@ -31,7 +31,7 @@ from penstock.protocol.process.participant import Participant
 from penstock.protocol.tasks import Task
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import Adapter, EngineSizes, StepShape
-from penstock.protocol.wire.messages.membership import Peer
+from penstock.protocol.wire.messages.membership import Peer, Role
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.service import SchedulerService
@@ -92,6 +92,8 @@ class EngineTraits:
     """How often a step raises for no reason."""
     broken_steps: float = 0.0
     """How often the device fails behind a step, which ends the worker."""
+    kept_bytes: int = 0
+    """Memory of a keeper for blocks; 0: there is none."""
 
     def with_limits(self, **changes: int) -> EngineTraits:
         return replace(self, limits=msgspec.structs.replace(self.limits, **changes))
@@ -134,15 +136,18 @@ def make_service(kind: type[S], config: Config, node: Node) -> S:
 class EngineNode(Node):
     """One process of an engine."""
 
-    def __init__(self, world: World, engine: str, traits: EngineTraits, rank: int = 0) -> None:
+    def __init__(
+        self, world: World, engine: str, traits: EngineTraits, rank: int = 0, role: Role = "both"
+    ) -> None:
         self.engine = engine
         self.traits = traits
         self.rank = rank
+        self.role = role
         self._turn_at: float | None = None
         super().__init__(world)
 
     def replacement(self) -> Node:
-        return type(self)(self.world, self.engine, self.traits, self.rank)
+        return type(self)(self.world, self.engine, self.traits, self.rank, self.role)
 
     def config(self) -> Config:
         traits = self.traits
@@ -154,9 +159,13 @@ class EngineNode(Node):
                 engine=self.engine,
                 rank=self.rank,
                 tensor_parallel_size=traits.world_size,
+                max_local_prefill_length=0,
             ),
-            cache=CacheConfig(enable_prefix_caching=traits.caching),
-            scheduler=SchedulerConfig(scheduling_policy=traits.policy),
+            cache=CacheConfig(
+                enable_prefix_caching=traits.caching,
+                kv_tier_memory_bytes=traits.kept_bytes or None,
+            ),
+            scheduler=SchedulerConfig(scheduling_policy=traits.policy, role=self.role),
             admission=AdmissionConfig(max_waiting_requests=traits.max_waiting),
         )
 
@@ -275,11 +284,24 @@ class SimulatedExecutor:
     def _begin(self, epoch: int) -> SimulatedWorker:
         """A new epoch: nothing that lies in memory may be read any more."""
         traits = self._traits
-        return SimulatedWorker(
+        worker = SimulatedWorker(
             traits.limits, epoch, traits.poison, traits.not_a_number,
             is_early=self._is_early, token_seconds=traits.token_seconds,
             row_count=self._row_count if traits.counts else None,
         )  # fmt: skip
+        if traits.kept_bytes:  # what one has computed others read
+            worker._before = self._world.before
+        return worker
+
+    @property
+    def memory(self) -> list[list[int | None]]:
+        """Of K and V, block by block; a load may be the first that an epoch sees."""
+        if self._worker.epoch != self._node.worker.epoch:
+            self._worker = self._begin(self._node.worker.epoch)
+        return self._worker._memory
+
+    def complain(self, what: str) -> None:
+        self._world.wrong.append(AssertionError(what))
 
     def _is_early(self, sampling: SlotSampling) -> bool:
         asked = sampling.adjustments

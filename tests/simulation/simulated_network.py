@@ -47,6 +47,8 @@ class World:
         """(epoch, step) → tokens of the slots that the plan adds, as the scheduler has them."""
         self.ranks_in: dict[tuple[int, int], int] = {}
         """(epoch, step) → ranks that take part in it: none can finish it before all do."""
+        self.before: dict[int, int] = {}
+        """Where blocks are kept: content of K and V → that of the position before."""
         self.failures = 0
         """Steps that have failed, and workers and schedulers that have ended."""
         self.on_death: Callable[[Node], None] = lambda node: None

@@ -7,6 +7,7 @@ can still tell each other why they do not get along.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 import msgspec
 
@@ -70,6 +71,9 @@ class Demand(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What waits in the router for a part of the model; only launchers are told."""
 
 
+Role = Literal["both", "prefill", "decode"]
+
+
 class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What does not change in the life of a process."""
 
@@ -90,6 +94,8 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rendezvous: str = ""
     """``host:port`` where a worker of rank 0 lets the other ranks of its engine find it; empty for
     any other process."""
+    role: Role = "both"
+    """What a scheduler's engine is for: to compute prompts, to go on with them, or both."""
 
     def is_of(self, model: str) -> bool:
         """Whether the process serves the model. Where either says no name there is one model."""

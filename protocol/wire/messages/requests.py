@@ -155,6 +155,9 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine had taken it before: nothing is refused any more that was not then."""
     speculation: bool = True
     """Its tokens may be drafted, where its engine does so."""
+    prefilled: bool = False
+    """A prefill engine has computed its prompt and handed it over: the blocks are kept, and its
+    engine loads them."""
 
 
 ToolMode = Literal["none", "auto", "required"]
@@ -302,6 +305,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     """As ``Submit.trace``."""
     adapter: str = ""
     """``RequestHead.adapter``, likewise: it goes to an engine that has loaded it."""
+    begun: bool = False
+    """It has tokens already, or was handed over: it goes to an engine that decodes."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):
@@ -371,3 +376,6 @@ class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=27, gc=False):
     attempts: list[int]
     failures: list[int] = []
     """Steps that died with each since its last token; 0: it only waited. Empty: nobody knows."""
+    prefilled: bool = False
+    """Nothing was lost: a prefill engine has computed their prompts, whose blocks are kept, and
+    hands them over to an engine that decodes."""

@@ -49,7 +49,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How row ``row`` of a batch, the first of its choice, came to run; index 0 only."""
+    """How row ``row`` of a batch, the first of its choice in an engine, came to run."""
 
     row: int
     cached: int
@@ -60,6 +60,9 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name of the engine that it ran in."""
     max_tokens: int = 0
     """As in ``Accepted``, which may have been lost. For a client 0."""
+    handed_over_s: float = -1.0
+    """Of a later row, the first behind a hand-over to this engine: seconds since its last engine
+    let go of it, which its tokenizer fills in. -1: the choice begins."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

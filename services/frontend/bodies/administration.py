@@ -53,7 +53,17 @@ class RequestLife(Given, kw_only=True):
     error: str | None
     engine: Annotated[
         str | None,
-        Meta(description="Where it first ran, known from its first token on; several by commas."),
+        Meta(
+            description="Where it first ran, known from its first token on, and what it was handed "
+            "over to; several by commas."
+        ),
+    ]
+    hand_over_ms: Annotated[
+        Milliseconds | None,
+        Meta(
+            description="Its pause between the prefill engine and the one that decodes; null: it "
+            "was not handed over."
+        ),
     ]
     preemptions: Annotated[
         Count | None,

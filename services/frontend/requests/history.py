@@ -41,6 +41,7 @@ class Record(NamedTuple):
     usage: Usage
     reasons: Iterable[str]
     engines: Iterable[str]
+    handed_over_s: float
     preemptions: int | None
     continuations: int
     error: str | None
@@ -140,6 +141,7 @@ def record_of(generation: Generation, received: float) -> Record:
         usage=generation.usage,
         reasons=generation.reasons,
         engines=generation.engines,
+        handed_over_s=generation.handed_over_s,
         preemptions=generation.preemptions,
         continuations=generation.continuations,
         error=None if error is None else error.message,
@@ -169,6 +171,7 @@ def life_of(record: Record, now: float, ahead: int | None) -> RequestLife:
         finish=",".join(record.reasons) or None,
         error=record.error,
         engine=",".join(record.engines) or None,
+        hand_over_ms=_ms(record.handed_over_s) if record.handed_over_s >= 0.0 else None,
         preemptions=record.preemptions,
         continuations=record.continuations,
     )

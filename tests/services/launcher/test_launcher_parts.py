@@ -186,6 +186,17 @@ def test_launcher_starts_a_tokenizer_and_engines_of_each_model_numbered_through(
             assert environment["PENSTOCK_EXPECTED_MODELS"] == '["a", "b"]'
 
 
+def test_the_first_engines_of_each_model_compute_prompts_and_the_others_go_on_with_them() -> None:
+    given = {"prefill_engines": "1", "decode_engines": "2", "data_parallel_size": "3"}
+    children = children_of(0, device="cpu", kv_tier_memory_bytes=str(2**30), **given)
+    roles = [
+        child._environment["PENSTOCK_ROLE"] for child in children if child.service == "scheduler"
+    ]
+    assert roles == 2 * ["prefill", "decode", "decode"]
+    plain = [child for child in children_of(2) if child.service == "scheduler"]
+    assert all("PENSTOCK_ROLE" not in child._environment for child in plain)
+
+
 def test_a_keeper_knows_how_many_models_take_turns() -> None:
     (keeper,) = [
         child

@@ -34,7 +34,10 @@ class Talk:
                 error=lambda text, **more: self.log.append(text), warning=self.log.append
             ),
             participant=SimpleNamespace(of=lambda name: [peer] * keepers),
-            config=SimpleNamespace(cache=SimpleNamespace(kv_tier_store_after=1)),
+            config=SimpleNamespace(
+                cache=SimpleNamespace(kv_tier_store_after=1),
+                scheduler=SimpleNamespace(role="both"),
+            ),
         )
         engine: Any = SimpleNamespace(kv_space=SPACE, kv_slot_bytes=64, kv_piece_bytes=0)
         group: Any = None

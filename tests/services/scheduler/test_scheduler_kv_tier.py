@@ -10,8 +10,8 @@ from scheduler_harness import prompt, small
 
 from penstock.protocol.wire.messages.kv_tier import TierKeys
 from penstock.services.scheduler.circuit_breaker import MOST_FAILURES, PAUSE_SECONDS
-from penstock.services.scheduler.kv_tier import LEAST_WAIT_SECONDS
 from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.tier_rates import LEAST_WAIT_SECONDS
 
 LIMITS = small(num_blocks=12, max_model_len=44)
 """Room for one prompt of 40 tokens."""
@@ -236,11 +236,11 @@ def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
     ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
     engine = KeptEngine(LIMITS, keeper)
     engine.core._prefill_budget.observe(0, 1000, 1e-5)
-    engine.tier._load_rate = 1.0
+    engine.tier.rates.load = 1.0
     ask_in_turn(engine, 1)
     assert engine.tier.counters.slow == 3
     assert engine.tier.counters.loads == 0
-    assert engine.tier._load_rate < 1.0, "it is to be measured again one day"
+    assert engine.tier.rates.load < 1.0, "it is to be measured again one day"
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -123,11 +123,11 @@ def test_small_loads_say_little_about_what_large_ones_take() -> None:
     engine.submit(1, prompt(40), 2)
     engine.run()
     assert tier.counters.hits == 9
-    assert tier._load_rate == 0, "not known yet"
+    assert tier.rates.load == 0, "not known yet"
     for done in (9, 100):
-        tier._piece, tier._load_rate = 100, 1e-6
+        tier._piece, tier.rates.load = 100, 1e-6
         names = [bytes([number]) * 16 for number in range(done)]
         load = tier._loads.begin(names, Prefix(0, []), done, 0.0)
         load.slots, load.asked = list(range(done)), done
         tier._copied(load, KVCopied(1, load.number, done, 0.1), 0.1)
-        assert 1e-6 < tier._load_rate < 5e-6
+        assert 1e-6 < tier.rates.load < 5e-6

@@ -1,0 +1,188 @@
+"""When a prefill engine hands a request over, and when it goes on with it itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from kept_engine import Keeper, KeptEngine
+from scheduler_harness import prompt, small
+
+from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.participant import Ended
+from penstock.protocol.wire.messages.kv_tier import TierKeys, TierStored, joined, split
+from penstock.protocol.wire.messages.membership import Capacity, Identity
+from penstock.services.scheduler.hand_overs import HandOvers, check_role
+from penstock.services.scheduler.kv_tier import AHEAD
+from penstock.services.scheduler.meters import EngineMeters
+
+HOST = "host"
+OUTPUT = 30
+
+
+class TellingKeeper(Keeper):
+    """It tells of what is stored, unless ``is_silent``."""
+
+    is_silent = False
+
+    def answer(self, message: Any) -> Any:
+        answer = super().answer(message)
+        if isinstance(message, TierStored) and not self.is_silent:
+            self.news = split(message.keys)
+        return answer
+
+
+class PrefillEngine(KeptEngine):
+    """A prefill engine among others, which the test names."""
+
+    def __init__(self, keeper: TellingKeeper | None = None, **others: Any) -> None:
+        """others: what the other engine is like, see ``other``; ``alone``: there is none."""
+        self.told = keeper or TellingKeeper()
+        super().__init__(small(num_blocks=64), self.told, after=AHEAD)
+        self.others = [] if others.pop("alone", False) else [other(**others)]
+        service: Any = SimpleNamespace(
+            participant=SimpleNamespace(of=lambda *_, **__: self.others),
+            config=SimpleNamespace(cluster=SimpleNamespace(max_local_prefill_length=0)),
+            identity=lambda: Identity(1, HOST, "0", role="prefill"),
+        )
+        self.hand_overs = HandOvers(service, self.tier)
+        EngineMeters(Registry(), "").follow(self.core, self.hand_overs.had_first_token)
+        self.let_go: list[int] = []
+        self.ledger: Any = SimpleNamespace(hand_over=self._hand_over)
+
+    def _hand_over(self, numbers: frozenset[int], *, prefilled: bool) -> None:
+        assert prefilled
+        for number in sorted(numbers):
+            self.let_go.append(number)
+            self.cancel(number)
+
+    def step(self) -> None:
+        super().step()
+        if news := getattr(self.told, "news", []):
+            self.told.news = []
+            self.tier.take(TierKeys(self.tier.space, joined(news)), self.now)
+        self.hand_overs.send(self.ledger)
+
+
+@pytest.fixture(autouse=True)
+def _on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: HOST)
+
+
+def other(role: Any = "decode", host: str = HOST, longest: int = 60, engine: str = "1") -> Any:
+    identity = Identity(2, host, engine, role=role)
+    return SimpleNamespace(identity=identity, capacity=Capacity(max_model_len=longest))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_request_is_handed_over_once_its_blocks_are_told_of(n: int) -> None:
+    engine = PrefillEngine()
+    engine.submit(1, prompt(26), OUTPUT, n=n)
+    engine.run()
+    assert engine.let_go == [1]
+    assert 0 < len(engine.tokens(1)) < OUTPUT, "it had tokens meanwhile"
+    kept = KeptEngine(small(), engine.told)
+    outputs = {choice: list(engine.tokens(1, choice)) for choice in range(n)}
+    kept.submit(1, prompt(26), OUTPUT, outputs)
+    kept.run()
+    assert kept.core.counters.prefix_hit_tokens >= n * 24
+    for choice in range(n):
+        kept.assert_finished(1, choice)
+    registry = Registry()
+    engine.hand_overs.report(registry)
+    assert registry.counter("hand_overs_total").value == 1
+    assert registry.counter("hand_over_bytes_total").value >= 6 * engine.tier.slot_bytes
+    engine.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"alone": True}, {"role": "prefill"}, {"host": "another"}, {"longest": 40},
+        {"engine": "0"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nobody_who_can_go_on_with_it_leaves_it_where_it_is(why: dict[str, Any]) -> None:
+    engine = PrefillEngine(**why)
+    engine.submit(1, prompt(26), OUTPUT)
+    engine.run()
+    assert engine.let_go == []
+    engine.assert_finished(1)
+
+
+def test_a_request_that_came_while_nobody_decoded_goes_on_with_who_comes_later() -> None:
+    engine = PrefillEngine(alone=True)
+    engine.submit(1, prompt(26), OUTPUT)
+    for _ in range(8):
+        engine.step()
+    assert engine.let_go == []
+    engine.others = [other()]
+    engine.run()
+    assert engine.let_go == [1]
+
+
+def test_a_keeper_that_does_not_tell_or_is_gone_keeps_nobody_from_ending() -> None:
+    keeper = TellingKeeper()
+    keeper.is_silent = True
+    silent = PrefillEngine(keeper)
+    silent.submit(1, prompt(26), OUTPUT)
+    silent.run()
+    assert silent.let_go == []
+    silent.assert_finished(1)
+    gone = PrefillEngine()
+    gone.submit(1, prompt(26), OUTPUT)
+    gone.step()
+    gone.tier.lost_keeper()
+    gone.run()
+    assert gone.let_go == []
+    gone.assert_finished(1)
+
+
+def test_blocks_for_which_the_keeper_has_no_room_are_not_computed_elsewhere() -> None:
+    engine = PrefillEngine()
+    engine.tier._stock.clear()
+    engine.tier._stores.room = 0
+    engine.submit(1, prompt(26), OUTPUT)
+    engine.run()
+    assert engine.let_go == []
+    engine.assert_finished(1)
+
+
+def test_what_is_about_to_end_ends_where_it_is() -> None:
+    engine = PrefillEngine()
+    engine.submit(1, prompt(26), 4)
+    engine.run()
+    assert engine.let_go == []
+    engine.assert_finished(1)
+
+
+def test_an_engine_loads_what_was_handed_over_whatever_it_measured() -> None:
+    engine = PrefillEngine()
+    engine.submit(1, prompt(26), OUTPUT)
+    engine.run()
+    decode = KeptEngine(small(), engine.told)
+    decode.tier.rates.load = 1e9
+    decode.tier.rates.pays = lambda blocks, rate: False  # type: ignore[method-assign]
+    decode.submit(1, prompt(26), OUTPUT, {0: list(engine.tokens(1))})
+    request = decode.core._requests.get(1)
+    assert request is not None
+    request.head = msgspec.structs.replace(request.head, prefilled=True)
+    decode.run()
+    assert decode.tier.counters.hits >= 6
+    decode.assert_finished(1)
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [({"kv_space": b""}, "--kv-tier"), ({"kv_piece_bytes": 1 << 20}, "a GPU")],
+)
+def test_a_role_is_refused_where_the_worker_cannot_have_it(
+    engine: dict[str, Any], name: str
+) -> None:
+    told: Any = SimpleNamespace(**{"kv_space": b"s", "kv_piece_bytes": 0, **engine})
+    with pytest.raises(Ended, match=name):
+        check_role("prefill", told)
+    check_role("both", told)

@@ -35,6 +35,11 @@ class LowRank(NamedTuple):
     def num_bytes(self) -> int:
         return self.down.nbytes + sum(part.up.nbytes for part in self.parts)
 
+    def to(self, device: torch.device) -> LowRank:
+        """The same there."""
+        parts = tuple(part._replace(up=part.up.to(device)) for part in self.parts)
+        return LowRank(self.down.to(device), parts)
+
 
 class AdapterRows(NamedTuple):
     """The rows of a step that have one adapter."""

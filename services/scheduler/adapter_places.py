@@ -61,6 +61,8 @@ class _Resident:
     """The newest step that may have a row of it, once none runs."""
     released: list[Waiter] = field(default_factory=list)
     """Those that waited for it, the last one first, until they start."""
+    gone: list[Sequence] = field(default_factory=list)
+    """Those that lost their slot and wait for another one, and the one that left its slot last."""
 
     def release(self, waiters: Iterable[Waiter]) -> None:
         """They may start."""
@@ -179,6 +181,8 @@ class AdapterPlaces:
         if (held := self._used(sequence)) is not None:
             held.running -= 1
             held.last_step = self._in_flight.last
+            held.gone = [one for one in held.gone if one.queue_place is not None]
+            held.gone.append(sequence)
 
     def _used(self, sequence: Sequence) -> _Resident | None:
         """The sequence's adapter, which is now the most recently used one."""
@@ -291,9 +295,12 @@ class AdapterPlaces:
         """When the first sequence starts that is known to wait for an adapter that is there;
         ``None``: none is."""
         waiter, waiting = held.awaiting(), self._sequences.waiting
-        places = [] if waiter is None else [waiter.stood]
+        known = held.gone
         if len(waiting) and (first := waiting.first()).request.head.adapter == digest:
-            places += [] if first.queue_place is None else [first.queue_place]
+            known = [*known, first]
+        places = [one.queue_place for one in known if one.queue_place is not None]
+        if waiter is not None:
+            places.append(waiter.stood)
         return min(map(self._turn, places), default=None)
 
     def _ask(self, digest: str, now: float) -> None:

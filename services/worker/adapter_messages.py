@@ -40,6 +40,15 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
     return True
 
 
+def forget_unnamed(executor: Executor) -> None:
+    """Drop adapters that were replaced. All slots are gone, and no scheduler that comes knows of
+    them, so none would ever say that they may go."""
+    if (loader := _loader(executor)) is not None:
+        named = {one.digest for one in executor.adapters}
+        for digest in [one for one in loader.adapters.folders if one not in named]:
+            loader.drop(digest)
+
+
 def loads(executor: Executor | None) -> bool:
     """Whether adapters are being read or brought."""
     loader = _loader(executor)

@@ -108,7 +108,8 @@ class ModelMemory:
 
         found = measure_step(memory, run)
         adapters = self._adapters()
-        weights = self._weights(found.weights - sum(part.num_bytes for part in adapters))
+        held = self._subject.adapters
+        weights = self._weights(found.weights - (0 if held is None else held.num_taken))
         if self._subject.compressed:
             weights = replace(weights, note=f"{weights.note}, and compressed")
         if isinstance(kernels, str):

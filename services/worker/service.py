@@ -171,8 +171,7 @@ class WorkerService(LoopService):
                 self.status.done()
             self.epoch = message.epoch
             self.scheduler = message.reply_to
-            self._launched = 0
-            self._expected = 0
+            self._launched = self._expected = 0
             self._answers.clear()
             self._failed = None
         answer = attached(self.executor, self.epoch, self.config.cluster.rank)
@@ -273,6 +272,7 @@ class WorkerService(LoopService):
         if self._copies is not None:
             self._copies.drop()
         self._reset(executor)
+        adapter_messages.forget_unnamed(executor)
 
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""

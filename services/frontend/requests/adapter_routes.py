@@ -39,8 +39,8 @@ UNLOAD = "/v1/unload_lora_adapter"
 RIGHTS: dict[str, Right] = dict.fromkeys((LOAD, UNLOAD), "admin")
 LOOK_SECONDS = 0.05
 """Who waits for an adapter looks so often how far it is."""
-SILENT_LOOKS = 20
-"""So often in a row an engine may not answer: each look takes a second then."""
+SILENT_SECONDS = 20.0
+"""An engine may not answer for so long: one of its processes may be starting again."""
 LOAD_SECONDS = 600.0
 """By then every engine has loaded an adapter, or it is given up."""
 HEARD_SECONDS = 10.0
@@ -103,24 +103,32 @@ def _adapter(context: Context, name: str) -> ServedModel | None:
 
 async def _load(context: Context, place: AdapterPlace) -> str:
     """The digest of the adapter, once all engines have it. Raises ``ApiError``."""
-    about, silent = msgspec.msgpack.encode(place), 0
-    until = asyncio.get_running_loop().time() + LOAD_SECONDS
-    while silent < SILENT_LOOKS:
+    about, loop = msgspec.msgpack.encode(place), asyncio.get_running_loop()
+    began = heard = loop.time()
+    while loop.time() - heard <= SILENT_SECONDS:
         told = await context.gateway.ask("scheduler", LOAD_ADAPTER, about)
         found = [msgspec.msgpack.decode(one, type=AdapterProgress) for one in told]
         for progress in found:
             if progress.state == "failed":
                 raise await _refused(context, place, progress.reason, found)
-        engines = sum(one.service == "scheduler" for one in context.gateway.members())
-        silent = silent + 1 if len(found) < engines else 0
-        if found and not silent and all(one.state == "loaded" for one in found):
-            return found[0].digest
-        if asyncio.get_running_loop().time() > until:
+        if len(found) >= _num_engines(context):
+            heard = loop.time()
+            if found and all(one.state == "loaded" for one in found):
+                return found[0].digest
+        if loop.time() - began > LOAD_SECONDS:
             reason = f"not every engine had it within {LOAD_SECONDS:g} s"
             raise await _refused(context, place, reason, found)
         await asyncio.sleep(LOOK_SECONDS)
     await _take_back(context, place)
     raise _silent("Not every engine answered")
+
+
+def _num_engines(context: Context) -> int:
+    """Engines of which a process lives. Where only a worker does, it has what it had before, and
+    the scheduler that is started for it is to load the adapter, too."""
+    parts = [one for one in context.gateway.members() if one.service in ("scheduler", "worker")]
+    schedulers = sum(one.service == "scheduler" for one in parts)
+    return max(schedulers, len({one.identity.engine for one in parts}))
 
 
 async def _take_back(context: Context, place: AdapterPlace) -> bool:

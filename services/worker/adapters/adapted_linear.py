@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows, LowRank, add_low_rank
 from penstock.services.worker.models.linear import Linear, SummedLinear
+from penstock.services.worker.models.linear_specification import LinearSpecification
 from penstock.services.worker.models.quantized_linear import SummedQuantizedLinear
 
 
@@ -38,6 +39,10 @@ class AdaptedLinear:
         self._summed: Callable[[Tensor], Tensor] | None = None
         if isinstance(linear, SummedLinear | SummedQuantizedLinear):
             self._summed = linear.ranks.sum
+
+    @property
+    def specification(self) -> LinearSpecification:
+        return self._linear.specification
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._adapted(self._linear(x), x)

@@ -27,10 +27,8 @@ class DeviceAdapters(ModelAdapters):
     def __init__(self, decoder: Decoder, limits: AdapterLimits, max_rank: int) -> None:
         """See ``ModelAdapters``; max_rank: ``--max-lora-rank``."""
         self._multipliers = [each.residual_multiplier for each in decoder.specification.layers]
-        super().__init__(decoder, limits)
+        super().__init__(decoder, limits, max_rank)
         self._rank = padded_rank(max_rank)
-        self._on, self._device = self._device, torch.device("cpu")
-        """``prepared`` makes its matrices in the host's memory, for ``fill``."""
         self.stacks = [
             LayerLinears(*(self._stack(linear) for linear in layer.linears))
             for layer in decoder.weights.layers
@@ -56,6 +54,11 @@ class DeviceAdapters(ModelAdapters):
     def num_bytes(self) -> int:
         """Of all places."""
         return sum(stack.num_bytes for layer in self.stacks for stack in layer)
+
+    @property
+    def num_taken(self) -> int:
+        """See ``ModelAdapters``: all places are taken at the start."""
+        return self.num_bytes
 
     def factor(self, layer: int, which: int) -> float:
         behind = which in (LayerLinears._fields.index("output"), LayerLinears._fields.index("down"))

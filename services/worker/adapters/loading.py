@@ -142,7 +142,7 @@ def _read_ahead(
 def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
     limits = adapter_limits(loading)
     if not in_places:
-        model.adapters = ModelAdapters(model, limits)
+        model.adapters = ModelAdapters(model, limits, loading.max_lora_rank)
         return model.adapters
     from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 

@@ -82,9 +82,11 @@ class ModelAdapters:
     To be made before the decoder is prepared; adapters may come and go between steps. All but
     ``prepared`` and ``fill`` is for the thread that computes the steps."""
 
-    def __init__(self, decoder: Decoder, limits: AdapterLimits) -> None:
-        """limits: beside each that replaces another there may be one more."""
-        self._dtype, self._device, self._limits = decoder.dtype, decoder.device, limits
+    def __init__(self, decoder: Decoder, limits: AdapterLimits, max_rank: int = 0) -> None:
+        """limits: beside each that replaces another there may be one more; max_rank:
+        ``--max-lora-rank``."""
+        self._dtype, self._on, self._limits = decoder.dtype, decoder.device, limits
+        self._max_rank = max_rank
         self.places = places = limits.places
         self.folders: dict[str, Path] = {}
         """By digest: where each that is loaded was read."""
@@ -135,8 +137,23 @@ class ModelAdapters:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that are in memory, on this rank."""
-        return sum(one.num_bytes for updates in self.held.values() for one in updates.values())
+        """What they take of the memory in which steps are computed, on this rank: on a CPU all that
+        are held, on a device as many as there are places, of the highest rank."""
+        if self._on.type == "cpu":
+            return self.num_taken
+        linears = [product.specification for layer in self.layers for product in layer]
+        width = sum(len(one.stored) * one.inputs + one.outputs for one in linears)
+        return self.places * self._max_rank * width * self.item_bytes
+
+    @property
+    def num_taken(self) -> int:
+        """Bytes that they have of it by now."""
+        if self._on.type == "cpu":
+            found = [one for updates in self.held.values() for one in updates.values()]
+        else:
+            each = (product.updates for layer in self.layers for product in layer)
+            found = [one for updates in each for one in updates if one is not None]
+        return sum(one.num_bytes for one in found)
 
     def add(self, digest: str, updates: Updates, folder: Path) -> None:
         """Load an adapter of which this was ``prepared``, and bring it into a place where one is
@@ -193,7 +210,10 @@ class ModelAdapters:
 
     def fill(self, coming: Coming) -> None:
         """Copy an adapter into its place, in any thread: one at a time, in the order in which the
-        places were reserved. Here the products read the tensors where they are."""
+        places were reserved. Here the products read the tensors where they are, once these are on
+        the model's device."""
+        if self._on.type != "cpu":
+            coming.updates = {product: one.to(self._on) for product, one in coming.updates.items()}
 
     def settle(self, coming: Coming) -> None:
         """Steps may have an adapter from now on whose place is filled."""
@@ -238,7 +258,7 @@ class ModelAdapters:
             downs.append(pair.down[:, columns.start : columns.stop].to(self._dtype))
             ups.append(LowRankPart(self._up(target, pair), target.first, rank))
             rank += len(pair.down)
-        return LowRank(torch.cat(downs).to(self._device).contiguous(), tuple(ups))
+        return LowRank(torch.cat(downs).contiguous(), tuple(ups))
 
     def _up(self, target: _Target, pair: LowRankPair) -> Tensor:
         """B of this rank's outputs, in their order."""
@@ -247,7 +267,7 @@ class ModelAdapters:
             own = order[target.first : target.first + len(up)] - target.first
             up[: len(own)] = up[own]
         scaled = up.float() * (pair.scale * target.factor)
-        return scaled.to(device=self._device, dtype=self._dtype).contiguous()
+        return scaled.to(self._dtype).contiguous()
 
     def leave(self, digest: str) -> None:
         """Free the place of an adapter of which no row is computed any more."""

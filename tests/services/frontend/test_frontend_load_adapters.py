@@ -110,6 +110,35 @@ def test_a_replacement_that_some_engines_have_says_so(tmp_path: Path) -> None:
     assert server.asked[2:] == [LOAD_ADAPTER, f"{FORGET_ADAPTER} of that load"]
 
 
+class ServerThatStartsAgain(Server):
+    """A scheduler of one of two engines is gone, and there again at the third look."""
+
+    def peers(self) -> list[Peer]:
+        worker = Identity(7, "host", "engine-1")
+        return [*super().peers(), Peer("worker", "", 7, worker, Phase.READY, "", Capacity(), 0)]
+
+    async def ask(self, service: str, what: str, about: bytes) -> list[bytes]:
+        if self.asked.count(LOAD_ADAPTER) == 2:
+            self.engines = (SOUND, SOUND)
+        return await super().ask(service, what, about)
+
+
+def test_a_load_is_over_once_an_engine_whose_scheduler_starts_again_has_it(tmp_path: Path) -> None:
+    """Else its worker would go on with the former one of that name."""
+    server = ServerThatStartsAgain(SOUND)
+    body = {**BODY, "load_inplace": True}
+    assert posted(tmp_path, server, LOAD, body, known="d0")[0] == 200
+    assert server.asked.count(LOAD_ADAPTER) == 3
+
+
+def test_an_engine_whose_scheduler_does_not_come_again_ends_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_routes, "SILENT_SECONDS", 0.0)
+    status, text = posted(tmp_path, ServerThatStartsAgain(SOUND), LOAD, BODY)
+    assert status == 503 and "Not every engine answered" in text
+
+
 def test_who_does_not_hear_in_time_is_not_told_that_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 import pytest
 from scheduler_harness import ROOMY, Engine, prompt, small
 
-from penstock.protocol.wire.messages.steps import AdapterBrought, StepPlan
+from penstock.protocol.wire.messages.steps import AdapterBrought, StepFailed, StepPlan
 from penstock.services.scheduler.adapter_places import ASK_SECONDS, TURN_SECONDS
 from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.limits import Limits
@@ -232,6 +232,27 @@ def test_one_that_finds_no_room_gives_way_to_a_more_urgent_one() -> None:
     engine.submit(5, prompt(4), max_tokens=4, adapter="c", priority=0)
     engine.until_over()
     assert engine.started.index(5) < engine.started.index(2)
+
+
+def test_who_loses_a_slot_finds_its_adapter_where_it_was() -> None:
+    """A failed step takes all slots; who has run before starts before those who have not."""
+    engine = AdaptedEngine(3)
+    for number, adapter in enumerate("abc", 1):
+        engine.submit(number, prompt(5), max_tokens=60, adapter=adapter)
+    engine.turn()
+    engine.submit(4, prompt(5), max_tokens=4, adapter="d")
+    engine.turn()
+    engine.turn()
+    failed = StepFailed(1, engine.core.oldest_unanswered, "broken")
+    engine.answers.clear()
+    engine.worker._needs_full = True
+    engine.take(engine.core.fail(failed, engine.now))
+    engine.turn()
+    assert engine.places.resident == {"a", "b", "c"}
+    engine.until_over()
+    assert engine.started == [1, 2, 3, 1, 2, 3, 4]
+    counters = engine.core.adapters.counters
+    assert engine.core.adapters.num_resident == 3 + counters.brought - counters.evicted
 
 
 def test_who_is_resident_fills_the_batch_while_another_one_waits_for_a_place() -> None:

@@ -35,7 +35,11 @@ from penstock.protocol.wire.messages.steps import (
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.adapters.peft_folder import LowRankPair, ReadAdapter
+from penstock.services.worker.adapters.peft_folder import (
+    AdapterFolder,
+    LowRankPair,
+    ReadAdapter,
+)
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
@@ -302,6 +306,26 @@ def test_what_memory_has_no_room_for_is_read_again_when_it_is_wanted(
     while loader.busy:
         assert not loader.finished() and not loader.brought()
     assert digests[2] not in adapters.held and not adapters.numbers
+
+
+def test_a_device_without_our_kernels_has_those_in_places_and_the_host_holds_all(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
+    adapters = ModelAdapters(decoder, AdapterLimits(1, 2, 2), 4)
+    adapters._on = torch.device("meta")
+    for seed in range(2):
+        folder = write_adapter(tmp_path / f"a{seed}", modules_of(make_model("llama")), seed=seed)
+        read = AdapterFolder(folder, adapters.sizes, 4).read()
+        adapters.add(read.digest, adapters.prepared(read), folder)
+    assert len(adapters.held) == 2 and len(adapters.numbers) == 1
+    held = [one for updates in adapters.held.values() for one in updates.values()]
+    there = [product.updates[1] for layer in adapters.layers for product in layer]
+    assert {one.down.device.type for one in held} == {"cpu"}
+    assert {one.down.device.type for one in there if one is not None} == {"meta"}
+    assert adapters.num_taken == adapters.num_bytes == sum(one.num_bytes for one in held) // 2
+    adapters.remove(next(iter(adapters.numbers)))
+    assert adapters.num_taken == 0 < adapters.num_bytes, "which is planned for all places"
 
 
 def test_what_leaves_on_its_way_to_a_place_does_not_arrive(tiny_folder: Folder) -> None:

@@ -25,7 +25,7 @@ from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.client.refusals import UNAVAILABLE, Shed
 from penstock.client.served_engines import ServedAdapters, ServedEngines, asleep_models
 from penstock.client.sink import Sink
-from penstock.client.tasks import task_refusal
+from penstock.client.tasks import repeat_refusal, task_refusal
 from penstock.protocol.config.fields import AdmissionConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Participant
@@ -111,6 +111,10 @@ class PipelineGateway:
         leaves = head.model in self._participant.withdrawn
         if not leaves and (head.task != GENERATE or (known is not None and not known.generates)):
             refused = task_refusal(head, self.models())
+            if refused is not None:
+                raise Overloaded(refused)
+        if head.deterministic and known is not None and not leaves:
+            refused = repeat_refusal(head, known)
             if refused is not None:
                 raise Overloaded(refused)
         state = self._state(head.model, now)

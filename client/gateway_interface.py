@@ -36,6 +36,8 @@ class ServedModel(msgspec.Struct, frozen=True):
     """Its end tokens."""
     sleep: str = ""
     """Of a model that sleeps: where it stands between being awake and being awake again."""
+    repeats: bool = False
+    """An engine of it repeats the answer of a seed bit for bit."""
 
 
 class Readiness(msgspec.Struct, frozen=True):

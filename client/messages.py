@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.client.cache_control import CacheControl
 from penstock.protocol.declared import Declared
 from penstock.protocol.shown_values import show
 from penstock.protocol.validation import InvalidValue, check_text, read
@@ -20,6 +21,8 @@ MAX_MESSAGES = 8192
 MAX_PARTS = 1024
 MAX_NAME_LENGTH = 128
 MAX_TEMPLATE_VALUE_LENGTH = 64
+PART_SEPARATOR = "\n"
+"""What stands between the parts of a message's content."""
 
 Name = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 
@@ -29,11 +32,11 @@ class TextPart(Declared, kw_only=True):
 
     NEUTRAL: ClassVar[Mapping[str, Any]] = {
         **dict.fromkeys(("image_url", "input_audio", "video_url", "file", "refusal"), ()),
-        "cache_control": (),
     }
 
     type: Literal["text"]
     text: Annotated[str, Meta(description="Parts are joined by line breaks.")]
+    cache_control: CacheControl | None = None
 
 
 Parts = Annotated[list[TextPart], Meta(min_length=1, max_length=MAX_PARTS)]
@@ -91,6 +94,7 @@ class Message(Declared, kw_only=True):
         ]
         | None
     ) = None
+    cache_control: CacheControl | None = None
 
 
 Messages = Annotated[
@@ -131,6 +135,7 @@ def encode_messages(messages: list[Message], where: str = "messages") -> bytes:
             message.name = called.get(message.tool_call_id or "")
         if type(message.content) is not str or message.role in ("developer", "tool"):
             _normalize(message, f"{where}[{index}]")
+        message.cache_control = None  # the template has no use for it
         if message.reasoning is not None:
             message.reasoning_content = message.reasoning
             message.reasoning = None
@@ -157,7 +162,7 @@ def _normalize(message: Message, where: str) -> None:
             where.partition("[")[0],
         )
     if isinstance(message.content, list):
-        message.content = "\n".join(part.text for part in message.content)
+        message.content = PART_SEPARATOR.join(part.text for part in message.content)
     elif message.content is None:
         if message.role != "assistant":
             raise InvalidValue(

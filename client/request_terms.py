@@ -34,6 +34,10 @@ Salt = Annotated[CacheSalt, said("Requests with different salts share no cached 
 Speculation = Annotated[
     bool, said("Whether tokens may be drafted ahead, where the server does so; text is the same.")
 ]
+Deterministic = Annotated[
+    bool,
+    said("The answer of a seed has the same bits whatever runs beside it, or a 400 says why not."),
+]
 Seconds = Annotated[
     float,
     Meta(
@@ -57,6 +61,7 @@ class RequestTerms(msgspec.Struct, frozen=True):
     adapter: str = ""
     """Name of an adapter, where ``model`` does not choose it: in the library."""
     speculation: bool = True
+    deterministic: bool = False
 
 
 DEFAULT_TERMS = RequestTerms()
@@ -127,6 +132,7 @@ def head_of(
         streamed=streamed,
         siblings=siblings,
         speculation=terms.speculation,
+        deterministic=terms.deterministic,
     )
 
 

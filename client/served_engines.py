@@ -89,6 +89,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         capacity.longest_task_prompt,
         capacity.adapters,
         ends=capacity.ends,
+        repeats=capacity.repeats,
     )
     if known is None:
         return more
@@ -109,6 +110,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         labels=known.labels or more.labels,
         longest_task_prompt=longest,
         adapters=_joined(known.adapters, more.adapters),
+        repeats=known.repeats or more.repeats,
     )
 
 

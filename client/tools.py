@@ -6,12 +6,13 @@ calls by their schemas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from penstock.client.cache_control import CacheControl
 from penstock.protocol.declared import Declared
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES
 from penstock.protocol.shown_values import show
@@ -34,8 +35,6 @@ ToolName = Annotated[
 class FunctionTool(Declared, kw_only=True):
     """A function that the model may call."""
 
-    NEUTRAL: ClassVar[Mapping[str, Any]] = {"cache_control": ()}
-
     name: ToolName
     description: Annotated[str, Meta(description="What it does, for the model.")] | None = None
     parameters: (
@@ -44,6 +43,7 @@ class FunctionTool(Declared, kw_only=True):
     strict: Annotated[bool, Meta(description="The arguments must be what the schema says.")] | (
         None
     ) = None
+    cache_control: CacheControl | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -123,10 +123,9 @@ class NamedTool(Declared, kw_only=True):
 class ToolDeclaration(Declared, kw_only=True):
     """A tool in OpenAI's chat completions."""
 
-    NEUTRAL: ClassVar[Mapping[str, Any]] = {"cache_control": ()}
-
     type: Literal["function"] = "function"
     function: FunctionTool
+    cache_control: CacheControl | None = None
 
 
 class ToolReference(Declared, kw_only=True):

@@ -50,8 +50,10 @@ SHARING = {
     ],
     "a small model": [
         "pipeline/test_pipeline_beams.py",
+        "pipeline/test_pipeline_deterministic.py",
         "pipeline/test_pipeline_logprobs.py",
         "pipeline/test_pipeline_parameters.py",
+        "pipeline/test_pipeline_prompt_caching.py",
         "pipeline/test_pipeline_samplers.py",
         "pipeline/test_pipeline_structured.py",
     ],
@@ -60,6 +62,7 @@ SHARING = {
         "pipeline/test_pipeline_grpc_embed.py",
     ],
     "the null device": [
+        "pipeline/test_pipeline_deterministic_refused.py",
         "pipeline/test_pipeline_scaling.py",
         "pipeline/test_pipeline_playground.py",
         "pipeline/test_pipeline_playground_chats.py",

@@ -1,9 +1,9 @@
 """Configuration: declared in ``fields`` and the modules that end in it, resolved once by
 ``resolve``, completed by ``derive``."""
 
+from penstock.protocol.config.cache_fields import CacheConfig
 from penstock.protocol.config.fields import (
     AdmissionConfig,
-    CacheConfig,
     Config,
     DeviceConfig,
     LoadingConfig,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.protocol.config.fields import CacheConfig, Config
+from penstock.protocol.config.cache_fields import CacheConfig
+from penstock.protocol.config.fields import Config
 
 
 def contradictions_of_tiers(config: Config) -> Iterator[str]:

@@ -141,20 +141,22 @@ class Choices(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("stream", "return_token_ids", "user", "priority", "cache_salt", "deadline_s")
+    __slots__ = ("stream", "return_token_ids", "user", "priority", "cache_salt", "deadline_s", "deterministic")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     stream: bool
     return_token_ids: bool
     user: str
     priority: int
     cache_salt: str
     deadline_s: float
-    def __init__(self, stream: bool = ..., return_token_ids: bool = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    deterministic: bool
+    def __init__(self, stream: bool = ..., return_token_ids: bool = ..., user: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_s: _Optional[float] = ..., deterministic: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "token_ids", "sampling", "options")

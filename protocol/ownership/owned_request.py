@@ -251,6 +251,7 @@ class OwnedRequest:
             SPANS.wanted(head.trace),
             head.adapter,
             self.prefilled or any(state.output for state in choices),
+            head.deterministic,
         )
 
     def _open_prompts(self, work: TokenWork) -> TokenWork:

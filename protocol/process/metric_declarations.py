@@ -65,6 +65,7 @@ ENGINE = (
     Metric("kv_blocks", "gauge", "KV blocks in all."),
     Metric("kv_blocks_used", "gauge", "KV blocks that running sequences hold."),
     Metric("kv_blocks_cached", "gauge", "KV blocks that nobody holds and the prefix cache finds."),
+    Metric("kv_blocks_retained", "gauge", "KV blocks that requests have asked to retain."),
     Metric(
         "kv_usage_ratio",
         "gauge",
@@ -73,6 +74,7 @@ ENGINE = (
     ),
     Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
     Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
+    Metric("kv_retentions_cut_total", "counter", "KV blocks that were retained for too short."),
     Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
     Metric("adapters_loaded", "gauge", "Adapters that are loaded, on disk alone included."),
     Metric("adapters_resident", "gauge", "Adapters that are in a place on the device."),
@@ -83,11 +85,7 @@ ENGINE = (
         "counter",
         "Adapters that could not be brought to the device; who waited for them got an error.",
     ),
-    Metric(
-        "prompt_tokens_total",
-        "counter",
-        "Prompt tokens of requests that engines have accepted; continuations count none.",
-    ),
+    Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests, once for each."),
     Metric(
         "generation_tokens_total",
         "counter",

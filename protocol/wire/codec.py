@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 38
+PROTOCOL_VERSION = 40
 
 Message = (
     membership.Hello

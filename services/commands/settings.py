@@ -15,7 +15,7 @@ from penstock.services.commands.failure import WRONG_USE, CommandError
 OTHERS = (
     *("chat_template_kwargs", "reasoning_effort", "include_reasoning", "thinking_token_budget"),
     *("tools", "tool_choice", "parallel_tool_calls", "response_format", "priority", "deadline_s"),
-    *("cache_salt", "user", "speculation"),
+    *("cache_salt", "user", "speculation", "deterministic"),
 )
 """Fields of a request that are no sampling parameters; the server checks them."""
 _WRITTEN_BY_COMMANDS = frozenset({"echo", "n"})

@@ -46,6 +46,12 @@ def with_beams(
             param="stream",
         )
     _check(params, body)
+    if request.cache is not None:
+        raise bad_request(
+            "cache_control does not go together with use_beam_search: a search sends its beams as "
+            "prompts of their own; leave cache_control out",
+            param="cache_control",
+        )
     best_of = body.best_of if isinstance(body, CompletionBody) else None
     name, width = ("n", params.n) if best_of is None else ("best_of", best_of)
     if width < params.n:

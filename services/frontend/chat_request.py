@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.client.cache_breakpoints import hints_of_chat
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import TemplateVariables, encode_messages
 from penstock.client.tools import chosen, output_format
 from penstock.protocol.validation import InvalidValue
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 from penstock.protocol.wire.messages.requests import Chat, OutputFormat
 from penstock.services.frontend.beam_request import with_beams
 from penstock.services.frontend.bodies.requests import ChatBody
@@ -28,9 +30,17 @@ def chat_request(body: ChatBody, models: list[ServedModel]) -> GenerateRequest:
                 "of all generated tokens, thinking too; send one of them alone",
                 param=name,
             )
-    params = sampling_of(body, model, logprobs=_logprobs(body))
-    request = generate_request(body, model, called, params, [_chat(body)], _output(body))
+    params, cache = sampling_of(body, model, logprobs=_logprobs(body)), _cache(body)
+    request = generate_request(body, model, called, params, [_chat(body)], _output(body), cache)
     return with_beams(request, body, model)
+
+
+def _cache(body: ChatBody) -> CacheHints | None:
+    """What the body says of the prefix cache; ``_chat`` forgets it. Raises ``ApiError`` 400."""
+    try:
+        return hints_of_chat(body.cache_control, body.messages, body.tools or ())
+    except InvalidValue as invalid:
+        raise from_invalid(invalid) from None
 
 
 def _logprobs(body: ChatBody) -> int | None:

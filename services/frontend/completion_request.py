@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.client.cache_control import cache_hints
 from penstock.client.gateway_interface import ServedModel
 from penstock.protocol.sampling import DEFAULT_COMPLETION_TOKENS
 from penstock.services.frontend.beam_request import with_beams
@@ -30,7 +31,8 @@ def completion_request(body: CompletionBody, models: list[ServedModel]) -> Gener
         max_tokens=DEFAULT_COMPLETION_TOKENS,
     )
     prompts = parse_prompts(body.prompt, model, params.truncate_prompt_tokens)
-    request = generate_request(body, model, name, params, prompts)
+    cache = cache_hints(body.cache_control)
+    request = generate_request(body, model, name, params, prompts, cache=cache)
     if params.echo and params.logprobs is not None and not request.lists_prompt:
         params = msgspec.structs.replace(params, prompt_logprobs=params.logprobs)
         request = msgspec.structs.replace(request, params=params)

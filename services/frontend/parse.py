@@ -18,6 +18,7 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.shown_values import show
 from penstock.protocol.suggestions import closest
 from penstock.protocol.tasks import GENERATE, TASK_INPUT
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 from penstock.protocol.wire.messages.requests import (
     ChoiceState,
     OutputFormat,
@@ -74,6 +75,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     """Logprobs are made to choose by, and nobody asked for them."""
     handle: str | None = None
     """The client's name for it, by which it may ask for it while it runs; ``None``: it may not."""
+    cache: CacheHints | None = None
 
     def work(self, prompts: range, caller: Caller, *, time_left: float, age: float) -> Work:
         """The gateway request for one of the prompts, or for a batch of them."""
@@ -93,6 +95,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return Work(
             *(head, asked, self.params, choices, self.output, self.fits_window),
             self.pooling,
+            self.cache,
         )
 
     def at(self, first: int, rejected: Rejected) -> Rejected:
@@ -183,6 +186,7 @@ def generate_request(
     params: SamplingParams,
     prompts: list[Prompt],
     output: OutputFormat | None = None,
+    cache: CacheHints | None = None,
 ) -> GenerateRequest:
     """What a checked body asks for, under the name that the client used for the model.
 
@@ -200,4 +204,5 @@ def generate_request(
         lists_prompt=params.prompt_logprobs is not None,
         output=output,
         returns_ids=bool(body.return_token_ids),
+        cache=cache,
     )

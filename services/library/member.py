@@ -17,7 +17,7 @@ from penstock.client.ledger import ClientLedger
 from penstock.client.meters import Meters
 from penstock.client.open_request import OpenRequest
 from penstock.client.sink import RowExtras
-from penstock.client.tasks import task_refusal
+from penstock.client.tasks import repeat_refusal, task_refusal
 from penstock.protocol.config import ClusterConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant
@@ -60,6 +60,20 @@ def adapted_head(head: RequestHead, capacity: Capacity) -> RequestHead | Rejecte
     known = ", ".join(map(show, sorted(digests))) or "none"
     reason = f"the adapter {show(name)} does not exist; loaded are: {known}"
     return Rejected(0, 0, 404, "not_found_error", reason, param="adapter")
+
+
+def refusal_of(head: RequestHead, capacity: Capacity) -> Rejected | None:
+    """Of a request for what the engine does not do, or not as it is wanted, once that is known."""
+    if not capacity.max_model_len:
+        return None
+    does = head.task == GENERATE and capacity.generates
+    if does and not head.deterministic:
+        return None
+    sizes = capacity.max_model_len, capacity.vocab_size
+    served = ServedModel(
+        head.model, [], *sizes, capacity.tasks, capacity.generates, repeats=capacity.repeats
+    )
+    return repeat_refusal(head, served) if does else task_refusal(head, [served])
 
 
 class Submission:
@@ -178,7 +192,7 @@ class Member:
             left = max(0.0, called + left - now)
         capacity = self.capacity
         head = msgspec.structs.replace(work.head, model=self.model, request_id=name, time_left=left)
-        adapted = self._refusal(head, capacity) or adapted_head(head, capacity)
+        adapted = refusal_of(head, capacity) or adapted_head(head, capacity)
         params = work.params
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(63))
@@ -195,14 +209,6 @@ class Member:
         submission.id = self.ledger.submit(work, sink, now)
         submission.request = self.ledger.open.get(submission.id)
         return submission
-
-    def _refusal(self, head: RequestHead, capacity: Capacity) -> Rejected | None:
-        """Of a request for what the engine does not do, once it is known what it does."""
-        if not capacity.max_model_len or (head.task == GENERATE and capacity.generates):
-            return None
-        sizes = capacity.max_model_len, capacity.vocab_size
-        served = ServedModel(head.model, [], *sizes, capacity.tasks, capacity.generates)
-        return task_refusal(head, [served])
 
     def take_messages(self) -> None:
         """Handle all that is in the inbox. Raises ``Ended`` when fenced."""

@@ -9,6 +9,8 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
+from penstock.client.cache_breakpoints import hints_of_chat
+from penstock.client.cache_control import FIELD
 from penstock.client.messages import TemplateVariables, encode_messages, read_messages
 from penstock.client.tools import (
     ToolChoice,
@@ -19,6 +21,7 @@ from penstock.client.tools import (
     output_format,
 )
 from penstock.protocol.validation import check_text, read
+from penstock.protocol.wire.messages.cache_hints import CacheHints
 from penstock.protocol.wire.messages.requests import (
     Chat,
     OutputFormat,
@@ -135,12 +138,22 @@ def tools_of(
 ) -> OutputFormat:
     """How the answers to chats are read. Raises ``ValueError``."""
     declared: list[ToolDeclaration] = read(list(tools or ()), ToolDeclarations, "tools")
+    _check_hints(hints_of_chat(None, [], declared), "tools")
     asked: ToolMode | ToolChoice = read(tool_choice or "auto", ToolChoiceField, "tool_choice")
     return output_format([tool.function for tool in declared], chosen(asked))
 
 
 def _chat(messages: Any, where: str, variables: bytes) -> Chat:
-    return Chat(encode_messages(read_messages(messages, where), where), variables)
+    given = read_messages(messages, where)
+    _check_hints(hints_of_chat(None, given), where)
+    return Chat(encode_messages(given, where), variables)
+
+
+def _check_hints(hints: CacheHints | None, where: str) -> None:
+    if hints is not None:
+        raise ValueError(
+            f"{where}: {FIELD} is known to the HTTP API alone; leave it out, or start a server"
+        )
 
 
 def _wrong(where: str, value: Any) -> ValueError:

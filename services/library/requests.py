@@ -10,6 +10,7 @@ import msgspec
 from penstock.client.request_terms import (
     DEFAULT_TERMS,
     Caller,
+    Deterministic,
     Priority,
     RequestTerms,
     Salt,
@@ -54,6 +55,9 @@ class Terms(TypedDict, total=False):
     """Seconds from the call in which the whole answer must be there, or it ends with an error."""
     speculation: bool
     """Whether tokens may be drafted ahead, where the engine does so; text is the same."""
+    deterministic: bool
+    """The answer of a seed has the same bits whatever runs beside it; an error says where an engine
+    cannot promise that."""
     trace_headers: Mapping[str, str] | None
     """Headers of the request that this one is made for; ``traceparent`` (W3C Trace Context) names
     the trace in all log lines about it."""
@@ -68,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 _TYPES = {
     "adapter": AdapterName, "user": User, "cache_salt": Salt, "deadline_s": Seconds,
-    "speculation": Speculation,
+    "speculation": Speculation, "deterministic": Deterministic,
 }  # fmt: skip
 _NAMES = (*_TYPES, "trace_headers")
 _OTHERS = ("priority", "progress")

@@ -28,6 +28,7 @@ from penstock.services.router.held_requests import (
     target_of,
     task_of,
 )
+from penstock.services.router.member import Member
 from penstock.services.router.placement import Placement
 from penstock.services.router.roster import Roster
 
@@ -40,6 +41,15 @@ LOADING_HOLD_SECONDS = 600.0
 """… and so long while there is one that starts or loads its weights, or its model sleeps (then for
 ``--wake-wait-s`` if that is longer)."""
 RETRY_AFTER_SECONDS = 1.0
+
+
+def _lack(member: Member, adapter: str, deterministic: bool) -> str:
+    """What an engine lacks for a request: no engine that is there ...; empty: nothing."""
+    if adapter and not member.has(adapter):
+        return "has the adapter"
+    if deterministic and not member.capacity.repeats:
+        return "repeats answers bit for bit (deterministic)"
+    return ""
 
 
 class Dispatcher:
@@ -77,17 +87,19 @@ class Dispatcher:
         choices = max(1, message.choices)
         tokens = message.tokens if isinstance(message, Enqueue) else 0
         adapter = message.adapter if isinstance(message, Enqueue) else ""
+        deterministic = isinstance(message, Enqueue) and message.deterministic
         member = self.placement.choose(
             *(key, message.attempt, now, message.model, prefix, choices, tokens, task_of(message)),
-            *(adapter, isinstance(message, Enqueue) and message.begun),
+            *(adapter, isinstance(message, Enqueue) and message.begun, deterministic),
         )
         if now - self._began < YOUNG_SECONDS:
             member = None
-        if member is not None and adapter and not member.has(adapter):
+        lack = "" if member is None else _lack(member, adapter, deterministic)
+        if lack:
             if self._is_coming(target_of(message)):
                 member = None
             elif self.placement.came_back(key, message.attempt):
-                self._reject(message, "no engine that is there has the adapter")
+                self._reject(message, f"no engine that is there {lack}")
                 return
         if member is None:
             self._wait_or_reject(message, service, now)

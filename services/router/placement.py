@@ -95,13 +95,14 @@ class Placement:
         task: str = "",
         adapter: str = "",
         begun: bool = False,
+        deterministic: bool = False,
     ) -> Member | None:
         """The ready member of a model for an attempt of a request; ``None`` while there is none.
 
         ``prefix``: digests of its prompt, see ``penstock.protocol.prefix_digest``. ``choices``:
         those that are open. ``tokens``: positions of the longest of them in the end. ``task``: what
         an engine must do. ``adapter``: digest of the one that an engine should have. ``begun``: its
-        first token has come.
+        first token has come. ``deterministic``: an engine should repeat answers bit for bit.
         """
         route = self._routes.get(key)
         if route is not None and route.attempt == attempt:
@@ -111,6 +112,8 @@ class Placement:
         ready = self._roster.ready_members(key[1], model, task)
         if adapter:
             ready = ready.that_have(adapter)
+        if deterministic:
+            ready = ready.that_repeat()
         ready = ready.that_hold(tokens)
         if refused := _refused(route, attempt):
             ready = ready.without(refused)

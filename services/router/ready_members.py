@@ -37,6 +37,12 @@ class ReadyMembers:
         wanted = ("both", role)
         return ReadyMembers([one for one in self.members if one.identity.role in wanted])
 
+    def that_repeat(self) -> ReadyMembers:
+        """Those that repeat answers bit for bit; all where none does: they refuse."""
+        repeating = [member for member in self.members if member.capacity.repeats]
+        same = not repeating or len(repeating) == len(self.members)
+        return self if same else ReadyMembers(repeating)
+
     def that_hold(self, tokens: int) -> ReadyMembers:
         """Those that can hold a sequence of so many positions, else those that hold the most."""
         if tokens <= self._shortest or len(self.members) == 1:

@@ -12,7 +12,13 @@ from penstock.protocol.config.derive import waiting_tokens_limit
 from penstock.protocol.prefix_digest import chain_root
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.tasks import GENERATE
+from penstock.protocol.wire.messages.cache_hints import (
+    MAX_BREAKPOINTS,
+    RETENTION_SECONDS,
+    RetainedSpan,
+)
 from penstock.protocol.wire.messages.requests import (
+    REPEATING,
     TOKEN_BYTES,
     Rejected,
     RequestHead,
@@ -132,6 +138,8 @@ class Offers(NamedTuple):
     """Adapters that may be on the device at once."""
     resident: Collection[str] = ()
     """Digests of those that were when the worker attached."""
+    repeats: bool = True
+    """The answer of a seed has the same bits whatever else it computes."""
 
     def lacks(self, head: RequestHead) -> str:
         """Why a request should have gone to another engine, in words; empty: it should not. The
@@ -141,6 +149,8 @@ class Offers(NamedTuple):
             return f"this engine does not do the task {head.task!r}; it does: {done}"
         if head.adapter and self.adapters is not None and head.adapter not in self.adapters:
             return "this engine has not loaded the adapter, or has another one of that name"
+        if head.deterministic and not self.repeats:
+            return f"deterministic: this engine does not repeat its answers; {REPEATING}"
         return ""
 
 
@@ -183,8 +193,25 @@ def make_request(
         corpus=_corpus(head) if drafts else b"",
         has_task=head.task != GENERATE,
         num_prompts=len(lengths),
+        retain=_spans(work),
+        release=work.release,
         trace=SPANS.wanted(head.trace),
     )
+
+
+def _spans(work: TokenWork) -> list[RetainedSpan]:
+    """What is to be retained of the prompt. Raises ``Unservable``."""
+    if len(work.retain) > MAX_BREAKPOINTS:
+        raise Unservable(
+            f"{len(work.retain)} prefixes are to be retained; at most {MAX_BREAKPOINTS} can be"
+        )
+    for span in work.retain:
+        if span.seconds not in RETENTION_SECONDS.values():
+            allowed = " or ".join(map(str, RETENTION_SECONDS.values()))
+            raise Unservable(
+                f"a prefix is to be retained for {span.seconds} seconds; {allowed} are possible"
+            )
+    return work.retain
 
 
 def _corpus(head: RequestHead) -> bytes:

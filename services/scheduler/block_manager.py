@@ -3,8 +3,9 @@
 Every block is in exactly one of three states:
 
     free     nobody holds it and its content is worthless
-    cached   nobody holds it, but its content can be found by hash; the least recently used goes
-             first when free blocks run out
+    cached   nobody holds it, but its content can be found by hash; when free blocks run out, the
+             least recently used goes first: of a tenant that has too many, else of those that no
+             request retains, else of all
     used     held by ``ref_count`` sequences (and perhaps also found by hash)
 
 All operations are O(1) for each block, except the repair after a failed step.
@@ -15,6 +16,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from penstock.services.scheduler.cache_shares import DEFAULT_SHARES, CacheShares, TenantQueues
+from penstock.services.scheduler.retained_blocks import RetainedBlocks
+from penstock.services.scheduler.stats import Counters
+
 OnEvicted = Callable[[bytes], None]
 """The content of this digest can be found no more."""
 OnBlock = Callable[[bytes, int], None]
@@ -24,8 +29,17 @@ OnBlock = Callable[[bytes, int], None]
 class BlockManager:
     """Hands out the blocks 0 … ``num_blocks`` - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        shares: CacheShares = DEFAULT_SHARES,
+        counters: Counters | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
+        self.retained = RetainedBlocks(num_blocks, shares, counters or Counters())
+        """Nobody else changes it."""
+        most_each = int(shares.tenant * num_blocks)
+        self._tenants = TenantQueues(most_each) if shares.has_tenants else None
         self._ref_counts = [0] * num_blocks
         self._digests: list[bytes | None] = [None] * num_blocks
         self._steps = [0] * num_blocks
@@ -33,6 +47,7 @@ class BlockManager:
         self._by_digest: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        """Without those in ``retained.idle``."""
         self._watched: frozenset[bytes] = frozenset()
         self._watch_losses = False
         self.watch_passed = True
@@ -53,7 +68,7 @@ class BlockManager:
     @property
     def num_available(self) -> int:
         """Blocks that can be allocated: free ones and cached ones."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self.retained.idle)
 
     @property
     def num_free(self) -> int:
@@ -61,7 +76,12 @@ class BlockManager:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self.retained.idle)
+
+    @property
+    def num_retained(self) -> int:
+        """Blocks that requests have asked to retain, cached or used."""
+        return len(self.retained.marks)
 
     @property
     def num_used(self) -> int:
@@ -70,11 +90,12 @@ class BlockManager:
     def allocate(self, count: int) -> list[int]:
         """Take blocks nobody holds; the caller has looked at ``num_available``."""
         blocks, free, counts = [], self._free, self._ref_counts
+        cached = self._cached if self._tenants is None else None
         for _ in range(count):
             if free:
                 block = free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
+                block = cached.popitem(last=False)[0] if cached else self._first_to_go()
                 if self.on_reused is not None and (digest := self._digests[block]) is not None:
                     self.on_reused(digest, block)
                 self._unname(block)
@@ -82,16 +103,55 @@ class BlockManager:
             blocks.append(block)
         return blocks
 
-    def release(self, blocks: list[int]) -> None:
-        """Give up one hold on each. The last blocks of a prefix become the first to be reused."""
+    def _first_to_go(self) -> int:
+        """Take a block out of the cache where tenants are bounded, or all others are retained."""
+        block = None if self._tenants is None else self._tenants.first_of_excess()
+        if block is None and self._cached:
+            block = next(iter(self._cached))
+        if block is None:
+            block = next(iter(self.retained.idle))
+        self._take_out(block)
+        if block in self.retained.marks:
+            self.retained.cut(block)
+        return block
+
+    @property
+    def _plain(self) -> bool:
+        """Whether all cached blocks go in the order of their use alone."""
+        return not self.retained.marks and self._tenants is None
+
+    def release(self, blocks: list[int], tenant: str = "") -> None:
+        """Give up one hold on each, of a tenant's sequence. The last blocks of a prefix become the
+        first to be reused."""
         counts, digests, cached = self._ref_counts, self._digests, self._cached
+        plain = self._plain
         for block in reversed(blocks):
             count = counts[block] = counts[block] - 1
             if count == 0:
                 if digests[block] is None:
                     self._free.append(block)
-                else:
+                elif plain:
                     cached[block] = None
+                else:
+                    self._put_in(block, tenant)
+
+    def _put_in(self, block: int, tenant: str) -> None:
+        """Nobody holds this block any more, and it can be found."""
+        if block in self.retained.marks:
+            self.retained.idle[block] = None
+            return
+        self._cached[block] = None
+        if self._tenants is not None:
+            self._tenants.add(block, tenant)
+
+    def _take_out(self, block: int) -> None:
+        """Undo that."""
+        if block not in self._cached:
+            del self.retained.idle[block]
+            return
+        del self._cached[block]
+        if self._tenants is not None:
+            self._tenants.remove(block)
 
     def match(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known beginning of a hash chain. Holds nothing yet."""
@@ -118,11 +178,14 @@ class BlockManager:
 
     def hold(self, blocks: list[int]) -> None:
         """Take matched blocks, before anything else is allocated."""
-        counts, cached = self._ref_counts, self._cached
+        counts, cached, plain = self._ref_counts, self._cached, self._plain
         for block in blocks:
             count = counts[block]
             if count == 0:
-                del cached[block]
+                if plain:
+                    del cached[block]
+                else:
+                    self._take_out(block)
                 self.watch_passed = False
             counts[block] = count + 1
 
@@ -157,17 +220,67 @@ class BlockManager:
         for block in list(self._by_digest.values()):
             self._forget(block)
 
+    # What requests ask of the cache.
+
+    def retain(self, digests: list[bytes], tenant: str, seconds: int, now: float) -> None:
+        """Let the known blocks of a chain be reused after all others for so long, for a request of
+        this tenant. ``now``: monotonic seconds. O(blocks)."""
+        retained = self.retained
+        for digest in reversed(digests[: retained.most_each]):
+            block = self._by_digest.get(digest)
+            if block is None:
+                continue
+            is_new = retained.set(block, tenant, seconds, now)
+            if is_new and self._ref_counts[block] == 0:
+                del self._cached[block]
+                if self._tenants is not None:
+                    self._tenants.remove(block)
+                retained.idle[block] = None
+            while (excess := retained.first_of_excess(tenant)) is not None:
+                self._end_retention(excess, cut=True)
+
+    def lapse(self, now: float) -> None:
+        """End what was to be retained until now. O(1) for each block whose time is over."""
+        while (block := self.retained.first_over(now)) is not None:
+            self._end_retention(block)
+
+    def let_go(self, digests: Iterable[bytes], tenant: str, *, shared: bool) -> None:
+        """Let the known blocks of a chain that nobody holds be reused before all others, the last
+        ones first, and retain none of the chain any longer. Where the chain is ``shared`` by
+        several tenants, that holds for the blocks which this one alone has asked to retain."""
+        for digest in digests:
+            block = self._by_digest.get(digest)
+            if block is None:
+                continue
+            mark = self.retained.marks.get(block)
+            if shared and (mark is None or mark.tenant != tenant):
+                continue
+            self._end_retention(block)
+            if self._ref_counts[block] == 0:
+                self._cached.move_to_end(block, last=False)
+                if self._tenants is not None:
+                    self._tenants.put_first(block)
+
+    def _end_retention(self, block: int, *, cut: bool = False) -> None:
+        """Take the mark off a block, if it has one."""
+        mark = self.retained.cut(block) if cut else self.retained.end(block)
+        if mark is not None and self._ref_counts[block] == 0:
+            del self.retained.idle[block]
+            self._put_in(block, mark.tenant or "")
+
     def _forget(self, block: int) -> None:
-        self._unname(block)
         if self._ref_counts[block] == 0:
-            del self._cached[block]
+            self._take_out(block)
             self._free.append(block)
+        self._unname(block)
 
     def _unname(self, block: int) -> None:
         digest = self._digests[block]
         if digest is not None:
             del self._by_digest[digest]
             self._digests[block] = None
+            if self.retained.marks:
+                self.retained.end(block)
             if self._watch_losses and digest in self._watched:
                 self.watch_passed = False
             if self.on_evicted is not None:
@@ -184,12 +297,19 @@ class BlockManager:
         if held != self._ref_counts:
             wrong = [b for b in range(self.num_blocks) if held[b] != self._ref_counts[b]]
             raise RuntimeError(f"blocks with wrong reference counts: {wrong}")
-        idle = sorted([*self._free, *self._cached])
+        self.retained.check()
+        if self._tenants is not None:
+            self._tenants.check(self._cached)
+        cached = [*self._cached, *self.retained.idle]
+        idle = sorted([*self._free, *cached])
         if idle != [b for b in range(self.num_blocks) if not held[b]]:
             raise RuntimeError("free + cached + used blocks are not all blocks")
         for block, digest in enumerate(self._digests):
             if digest is not None and self._by_digest.get(digest) != block:
                 raise RuntimeError(f"block {block} has a hash that finds another block")
         named = sum(digest is not None for digest in self._digests)
-        if named != len(self._by_digest) or any(self._digests[b] is None for b in self._cached):
+        if named != len(self._by_digest) or any(self._digests[b] is None for b in cached):
             raise RuntimeError("the prefix cache and the cached blocks differ")
+        marks = self.retained.marks
+        if any(self._digests[b] is None for b in marks) or marks.keys() & self._cached.keys():
+            raise RuntimeError("blocks are retained that cannot be found, or are reused too early")

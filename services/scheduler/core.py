@@ -26,6 +26,7 @@ from penstock.services.scheduler.admission import (
     make_sequences,
     overloaded,
 )
+from penstock.services.scheduler.cache_shares import DEFAULT_SHARES, CacheShares
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.endings import LENGTH, Ending
@@ -70,11 +71,12 @@ class SchedulerCore:
         num_ranks: int = 1,
         engine: str = "",
         offers: Offers | None = None,
+        shares: CacheShares = DEFAULT_SHARES,
     ) -> None:
         """Plans that may be unanswered: ``max_in_flight``, and ``most_in_flight`` while steps are
         shorter than a round trip to the worker. ``shape``: how its device likes steps.
         ``num_ranks``: workers that execute each plan. ``engine``: its name, for who asks where a
-        request ran. ``offers``: what the worker can do."""
+        request ran. ``offers``: what the worker can do. ``shares``: of the prefix cache."""
         self.limits = limits
         self.offers = offers or Offers()
         self.epoch = epoch
@@ -87,7 +89,7 @@ class SchedulerCore:
         self._requests, self._waiting = self._sequences.requests, self._sequences.waiting
         self._rows = self._sequences.rows
         self._rows.engine = engine
-        self._shape = shape
+        self._shape, self._shares = shape, shares
         self._prefill_budget = PrefillBudget(shape)
         self.on_step: Callable[[Step, float], None] = lambda step, seconds: None
         """Hears of each executed step, and of its time in the worker."""
@@ -208,6 +210,7 @@ class SchedulerCore:
         To be called a few times a second, also when the engine is idle.
         """
         self._sequences.expire(now)
+        self._planner.kv.lapse(now)
         return self._rows.drain()
 
     # Steps.
@@ -387,7 +390,7 @@ class SchedulerCore:
         """Plan for the limits of this epoch, with an empty cache."""
         self._planner = self._sequences.planner = Planner(
             self.limits, self._policy, self._caching, self._waiting, self.counters,
-            self._prefill_budget, self._shape, self.prefixes, self._sequences.started,
+            self._prefill_budget, self._shape, self.prefixes, self._sequences.started, self._shares,
         )  # fmt: skip
         self._planner.batch.adapters = self.adapters.begin(self.offers)
         self._results.max_row_tokens = self.limits.max_row_tokens

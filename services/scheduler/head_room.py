@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.services.scheduler.kv_cache import KVCache, Prefix
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.kv_holder import SequenceHolder
+from penstock.services.scheduler.kv_prefix import Prefix
 
 
 class _Unfit(NamedTuple):

@@ -15,39 +15,18 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
-from typing import NamedTuple
 
 from penstock.protocol.wire.messages.engine import NO_BLOCK, LayerGroup
 from penstock.services.scheduler.block_hash import BLOCK_HASH_BYTES, BlockHasher
 from penstock.services.scheduler.block_manager import BlockManager, OnEvicted
+from penstock.services.scheduler.cache_shares import DEFAULT_SHARES, CacheShares
 from penstock.services.scheduler.kv_groups import ONE_FULL, make_groups
 from penstock.services.scheduler.kv_holder import NEVER, KVHolder, SequenceHolder
+from penstock.services.scheduler.kv_prefix import NOTHING, Prefix, interleaved
+from penstock.services.scheduler.stats import Counters
 
 COMPLETE = 0
 """In place of a step's number: the content is there whatever becomes of unanswered steps."""
-
-
-class Prefix(NamedTuple):
-    """What the cache has of the beginning of a sequence. Nobody holds it on that account."""
-
-    length: int
-    """In blocks."""
-    tables: list[list[int]]
-    """For each group, ``length`` long; ``NO_BLOCK`` where none is needed."""
-
-    def flat(self) -> list[int]:
-        """As a plan tells a table: the blocks of all groups for each stretch of positions."""
-        return interleaved(self.tables)
-
-
-NOTHING = Prefix(0, [])
-
-
-def interleaved(tables: list[list[int]]) -> list[int]:
-    """Tables of one length as one list: the first block of every group, then the second ones."""
-    if len(tables) == 1:
-        return tables[0]
-    return [block for blocks in zip(*tables, strict=True) for block in blocks]
 
 
 class KVCache:
@@ -60,12 +39,15 @@ class KVCache:
         enable_prefix_caching: bool = True,
         groups: Ordered[LayerGroup] = ONE_FULL,
         most_step: int = 1,
+        shares: CacheShares = DEFAULT_SHARES,
+        counters: Counters | None = None,
     ) -> None:
         """``most_step``: positions of one sequence that are computed at once, at most: its tables
-        reach no further beyond the position that it has come to for certain."""
+        reach no further beyond the position that it has come to for certain. ``counters``: count
+        what was not retained for as long as it should be."""
         self.block_size = block_size
         self.num_groups = len(groups)
-        self.blocks = BlockManager(num_blocks)
+        self.blocks = BlockManager(num_blocks, shares, counters)
         """Nobody else touches these, checks and tests excepted."""
         self._groups = make_groups(groups, block_size, most_step)
         self._windows = any(group.window for group in groups)
@@ -121,9 +103,9 @@ class KVCache:
 
     # Sequences.
 
-    def new_holder(self, tokens: array[int], root: bytes) -> SequenceHolder:
-        """For a sequence of these tokens, which may grow. It holds nothing yet."""
-        return SequenceHolder(self.num_groups, tokens, root)
+    def new_holder(self, tokens: array[int], root: bytes, tenant: str = "") -> SequenceHolder:
+        """For a tenant's sequence of these tokens, which may grow. It holds nothing yet."""
+        return SequenceHolder(self.num_groups, tokens, root, tenant)
 
     def digests(self, holder: SequenceHolder, count: int) -> list[bytes]:
         """The names of the first ``count`` blocks of a sequence, which must be full."""
@@ -237,7 +219,7 @@ class KVCache:
             first = holder.behind[number]
             end = min(group.blocks_behind(position), len(table))
             if end > first:
-                self.blocks.release(table[first:end])
+                self.blocks.release(table[first:end], holder.tenant)
                 table[first:end] = [NO_BLOCK] * (end - first)
                 holder.behind[number] = end
 
@@ -286,6 +268,28 @@ class KVCache:
             self.blocks.forget(group.names(holder.digests))
         holder.next_name = NEVER
 
+    # What requests ask of the prefix cache.
+
+    def retain(self, holder: SequenceHolder, tokens: int, seconds: int, now: float) -> list[bytes]:
+        """Let the full blocks of a sequence's first tokens be reused after all others for so long.
+        Returns their names in the first group without a window."""
+        count = min(tokens // self.block_size, len(holder.digests))
+        for group in self._groups:
+            behind = group.blocks_behind(count * self.block_size)
+            names = group.names(holder.digests[behind:count])
+            self.blocks.retain(names, holder.tenant, seconds, now)
+        return holder.digests[:count]
+
+    def lapse(self, now: float) -> None:
+        """Retain nothing beyond its time. To be called often."""
+        self.blocks.lapse(now)
+
+    def let_go(self, holder: SequenceHolder, *, shared: bool) -> None:
+        """Reuse what nobody holds of a sequence first; of a shared one what its tenant retains."""
+        digests = self.digests(holder, len(holder.tokens) // self.block_size)
+        for group in self._groups:
+            self.blocks.let_go(group.names(digests), holder.tenant, shared=shared)
+
     # What is no sequence.
 
     def pin(self, digests: list[bytes], group: int = 0) -> KVHolder:
@@ -330,7 +334,7 @@ class KVCache:
         if isinstance(holder, SequenceHolder):
             self._name_known(holder)
             for table, behind in zip(holder.tables, holder.behind, strict=True):
-                self.blocks.release(table[behind:] if behind else table)
+                self.blocks.release(table[behind:] if behind else table, holder.tenant)
             holder.reset()
             return
         self._others -= 1

@@ -21,14 +21,16 @@ class KVHolder:
 class SequenceHolder(KVHolder):
     """The tables of a sequence, and the names of its blocks."""
 
-    __slots__ = ("behind", "capacity", "digests", "next_name", "root", "tokens")
+    __slots__ = ("behind", "capacity", "digests", "next_name", "root", "tenant", "tokens")
 
-    def __init__(self, num_groups: int, tokens: array[int], root: bytes) -> None:
+    def __init__(self, num_groups: int, tokens: array[int], root: bytes, tenant: str = "") -> None:
         super().__init__(num_groups)
         self.tokens = tokens
         """The sequence's own array of tokens, which grows with it."""
         self.root = root
         """Start of the hash chain."""
+        self.tenant = tenant
+        """Whose sequence it is."""
         self.digests: list[bytes] = []
         """Chained hash of each full block of ``tokens``, as far as anyone asked."""
         self.capacity = 0

@@ -29,7 +29,7 @@ from penstock.protocol.wire.messages.kv_tier import (
 from penstock.services.scheduler.circuit_breaker import CircuitBreaker
 from penstock.services.scheduler.crash_only import crash_only
 from penstock.services.scheduler.in_flight import StepsInFlight
-from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
+from penstock.services.scheduler.kv_prefix import NOTHING, Prefix
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.prefill_budget import PrefillBudget
@@ -55,7 +55,6 @@ engines wait for it."""
 class KVTier:
     """Of one engine; ``begin`` is called for each epoch."""
 
-    _kv: KVCache
     _stores: StoreQueue
     _loads: Loads
 
@@ -278,10 +277,10 @@ class KVTier:
 
     # --- loads
 
-    def started(self, sequence: Sequence, hits: Prefix) -> None:
-        """A sequence begins with what the prefix cache had of it."""
-        if hits.length and self.is_open:
-            self._stores.want(sequence.kv.digests[: hits.length])
+    def want(self, names: list[bytes]) -> None:
+        """Sequences have these blocks in common, or one wants them retained."""
+        if self.is_open:
+            self._stores.want(names)
 
     def fetches(self, sequence: Sequence, hits: Prefix, now: float) -> bool:
         """Whether a sequence that could start now waits for blocks to be loaded instead. It is

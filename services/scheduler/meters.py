@@ -107,6 +107,7 @@ class EngineMeters:
             metrics.set("requests_waiting", count, reason)
         metrics.set("kv_blocks_used", stats.blocks_used)
         metrics.set("kv_blocks_cached", stats.blocks_cached)
+        metrics.set("kv_blocks_retained", stats.blocks_retained)
         metrics.set("kv_blocks", stats.blocks_total)
         metrics.set("kv_usage_ratio", stats.blocks_used / max(1, stats.blocks_total))
         metrics.set("queue_depth", stats.waiting, "scheduler")
@@ -114,6 +115,7 @@ class EngineMeters:
         for name, value in (
             ("prefix_cache_query_tokens_total", counters.prefix_query_tokens),
             ("prefix_cache_hit_tokens_total", counters.prefix_hit_tokens),
+            ("kv_retentions_cut_total", counters.cut_retentions),
             ("preemptions_total", counters.preemptions),
             ("prompt_tokens_total", counters.prompt_tokens),
             ("generation_tokens_total", counters.generated_tokens),

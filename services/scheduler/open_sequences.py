@@ -97,6 +97,8 @@ class OpenSequences:
         if sequence.running:
             self.planner.batch.release(sequence)
         self.waiting.remove(sequence)
+        if sequence.request.release:
+            self.planner.kv.let_go(sequence.kv, shared=not sequence.request.head.cache_salt)
         sequence.finished = True
         self.on_closed(sequence)
         request = sequence.request

@@ -19,9 +19,11 @@ from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.requests import TOKEN_BYTES
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot
 from penstock.services.scheduler.batch import RunningBatch
+from penstock.services.scheduler.cache_shares import DEFAULT_SHARES, CacheShares
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 from penstock.services.scheduler.head_room import HeadRoom
-from penstock.services.scheduler.kv_cache import NOTHING, KVCache, Prefix
+from penstock.services.scheduler.kv_cache import KVCache
+from penstock.services.scheduler.kv_prefix import NOTHING, Prefix
 from penstock.services.scheduler.limits import (
     BLOCK_BYTES,
     MOST_CHARACTER_BYTES,
@@ -59,6 +61,7 @@ class Planner:
         shape: StepShape,
         prefixes: CachedPrefixes | None = None,
         on_started: Callable[[Sequence], None] = lambda sequence: None,
+        shares: CacheShares = DEFAULT_SHARES,
     ) -> None:
         """``on_started`` hears of each sequence that runs for the first time."""
         self.limits = limits
@@ -68,6 +71,8 @@ class Planner:
             enable_prefix_caching,
             limits.layer_groups,
             limits.max_num_batched_tokens,
+            shares,
+            counters,
         )
         self.batch = RunningBatch(limits, self.kv, prefixes)
         self.full_with = 0
@@ -127,6 +132,8 @@ class Planner:
             sequence.num_computed += each - 1
             sequence.in_flight += 1
             self.batch.start_decoding(sequence)
+            if sequence.request.retain:
+                self._retain(sequence, now)
         step.rows = [*decoding, *sampled]
         return step
 
@@ -252,6 +259,17 @@ class Planner:
             if sequence.suspect:
                 return
 
+    def _retain(self, sequence: Sequence, now: float) -> None:
+        """The prompt of a request is planned: its choices share what it asks to retain of that."""
+        request = sequence.request
+        if request.retained or not self._caching:
+            return
+        request.retained = True
+        for span in request.retain:
+            names = self.kv.retain(sequence.kv, span.tokens, span.seconds, now)
+            if self.tier is not None:
+                self.tier.want(names)
+
     def _owed(self) -> int:
         """Blocks that running sequences and loads will ask for soon."""
         owed = self._row_blocks * len(self.batch.decoding)
@@ -260,7 +278,9 @@ class Planner:
 
     def make_holder(self, sequence: Sequence) -> None:
         """Let a sequence that is to wait here hold KV memory of this epoch later."""
-        sequence.kv = self.kv.new_holder(sequence.tokens, sequence.request.root)
+        request = sequence.request
+        sequence.kv = self.kv.new_holder(sequence.tokens, request.root, request.head.tenant)
+        request.retained = False
 
     def num_hits(self, sequence: Sequence) -> int:
         """Positions that a sequence would not have to compute if it started now."""
@@ -305,8 +325,8 @@ class Planner:
         """Give a waiting sequence a slot, its hits and a first chunk."""
         self.kv.begin(sequence.kv, hits)
         self.batch.admit(sequence)
-        if self.tier is not None:
-            self.tier.started(sequence, hits)
+        if self.tier is not None and hits.length:
+            self.tier.want(sequence.kv.digests[: hits.length])
         sequence.num_computed = sequence.num_hits = hits.length * self.limits.block_size
         if self._caching:
             self._counters.prefix_query_tokens += len(sequence.tokens)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import RequestHead
 from penstock.services.scheduler.kv_holder import SequenceHolder
 
@@ -74,6 +75,11 @@ class Request:
     for it; they may be gone when it starts."""
     open: dict[int, Sequence] = field(default_factory=dict)
     """Sequences that have not ended, by choice."""
+    retain: list[RetainedSpan] = field(default_factory=list)
+    """As in ``TokenWork``, and so is …"""
+    release: bool = False
+    retained: bool = False
+    """What it asks to retain is, in the KV memory of this epoch."""
     num_waiting: int = 0
     queued_at: float = 0.0
     """When it came to this scheduler, in its monotonic seconds."""
@@ -209,7 +215,8 @@ class Sequence:
     @property
     def owes_prompt(self) -> bool:
         """Its prompt is to be computed, whatever is generated behind it."""
-        return self.request.has_task or self.wants_prompt
+        retains = bool(self.request.retain) and not self.num_output
+        return self.request.has_task or self.wants_prompt or retains
 
     @property
     def wants_prompt(self) -> bool:

@@ -23,6 +23,7 @@ from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.adapter_messages import AdapterMessages
 from penstock.services.scheduler.admission import Offers
+from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.crash_only import CoreFailed, failure_in
 from penstock.services.scheduler.endings import Ending
@@ -121,9 +122,10 @@ class SchedulerService(LoopService):
             labels=whole.labels,
             adapters=whole.adapters,
             ends=end_tokens(self.config.model.model),
+            repeats=whole.repeats,
         )
         loaded = self._adapters.attached(whole)
-        offers = Offers(capacity.done, loaded, whole.places, whole.resident)
+        offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
         if self.core is None:
             config = self.config
             self.core = SchedulerCore(
@@ -138,6 +140,9 @@ class SchedulerService(LoopService):
                 num_ranks=config.cluster.world_size,
                 engine=config.cluster.engine,
                 offers=offers,
+                shares=CacheShares(
+                    config.cache.retained_cache_share, config.cache.tenant_cache_share
+                ),
             )
             self.core.follow_faults(self._on_fault)
             if whole.kv_space and config.cache.has_tiers:

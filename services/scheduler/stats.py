@@ -27,6 +27,8 @@ class Counters:
     ignored_results: int = 0
     """Results and failures of another epoch or of a step that nobody waits for."""
     rejected_requests: int = 0
+    cut_retentions: int = 0
+    """Retained blocks that went before their time, for want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class SchedulerStats:
     blocks_cached: int
     """Nobody holds them, but the prefix cache can find them."""
     blocks_free: int
+    blocks_retained: int
+    """Requests have asked to retain them; cached or used."""
     counters: Counters
 
 
@@ -66,5 +70,6 @@ def snapshot(
         blocks_used=blocks.num_used,
         blocks_cached=blocks.num_cached,
         blocks_free=blocks.num_free,
+        blocks_retained=blocks.num_retained,
         counters=counters,
     )

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.services.scheduler.kv_cache import KVCache, Prefix
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.kv_holder import KVHolder
+from penstock.services.scheduler.kv_prefix import Prefix
 from penstock.services.scheduler.sequence import QueuePlace, Sequence
 from penstock.services.scheduler.waiting_queue import LOADING, WaitingQueue
 

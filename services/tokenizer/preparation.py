@@ -30,6 +30,7 @@ from penstock.protocol.wire.messages.requests import (
     prompts_of,
 )
 from penstock.services.tokenizer.banned_strings import folded_strings
+from penstock.services.tokenizer.breakpoints import retained_spans
 from penstock.services.tokenizer.channel_grammar import Turn
 from penstock.services.tokenizer.dry_breakers import breaker_tokens
 from penstock.services.tokenizer.folder_tasks import FolderTasks
@@ -88,11 +89,12 @@ def _max_tokens(params: SamplingParams, work: Work, length: int, max_model_len: 
         return asked  # resolved when it was new
     if asked is None:
         return room if kind == "chat" else min(DEFAULT_COMPLETION_TOKENS, room)
-    if asked == 0 and not params.echo and params.prompt_logprobs is None:
+    scores = params.echo or params.prompt_logprobs is not None
+    if asked == 0 and not scores and work.cache is None:
         wanted = "prompt_logprobs" if kind == "chat" else "echo or prompt_logprobs"
         raise PromptError(
             f"max_tokens is 0, which leaves nothing to answer: ask for at least 1, or for {wanted} "
-            "too",
+            "too, or with cache_control for the prompt to be computed",
             "max_tokens",
         )
     if asked > room and not work.fits_window:
@@ -344,6 +346,8 @@ def prepare(
         prefix=extended(b"", chain_root(work.head), encoded.shared),
         lengths=encoded.lengths,
         seconds=encoded.seconds,
+        retain=[] if work.cache is None else retained_spans(work, work.cache, text_model, prompt),
+        release=work.cache is not None and work.cache.release,
     )
     skips = params.skip_special_tokens
     reading = reading_of(text_model, work.output, prompt, skips_special=skips)

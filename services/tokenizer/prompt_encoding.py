@@ -52,13 +52,18 @@ def prompt_ids(text_model: TextModel, work: Work, max_model_len: int) -> bytes:
     """The prompt's ids, without its beginning where the client wants so. Raises ``PromptError``."""
     if isinstance(work.prompt, Inputs):
         raise PromptError(f"the task {work.head.task!r} takes one prompt, not a batch", "prompt")
-    keep, output = work.params.truncate_prompt_tokens, work.output
-    # Tools that may not be called only lead into temptation.
-    tools = output.tools if output is not None and output.mode != "none" else b""
+    keep, tools = work.params.truncate_prompt_tokens, shown_tools(work)
     if keep is None:
         return text_model.encode_prompt(work.prompt, max_model_len, tools)
     longest = TRUNCATED_LENGTHS * max_model_len
     return text_model.encode_prompt(work.prompt, longest, tools)[-TOKEN_BYTES * keep :]
+
+
+def shown_tools(work: Work) -> bytes:
+    """The tools that a chat template shows the model. Those that may not be called only lead into
+    temptation."""
+    output = work.output
+    return output.tools if output is not None and output.mode != "none" else b""
 
 
 def _nothing_to_compute(prompt: Prompt) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
 from penstock.protocol.config import Config, ConfigError
+from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.services.worker.loaded_model import AttentionAlone
@@ -27,6 +29,19 @@ def check_deterministic(
     """
     if config.device.deterministic and (reason := _why_not(config, info, pooling, device, dtype)):
         raise ConfigError(f"--deterministic: {reason}")
+
+
+def repeats(
+    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
+) -> bool:
+    """Whether the answer of a seed has the same bits whatever else a step computes: on a CPU where
+    ``--deterministic`` would change nothing, on a GPU with it."""
+    if config.device.deterministic or device != "cpu":
+        return config.device.deterministic
+    asked = msgspec.structs.replace(config.device, deterministic=True)
+    config = msgspec.structs.replace(config, device=asked)
+    contradicted = any(contradictions_of_determinism(config))
+    return not contradicted and not _why_not(config, info, pooling, device, dtype)
 
 
 def check_deterministic_kernels(config: Config, kernels: DenseModel | AttentionAlone | str) -> None:

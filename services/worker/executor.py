@@ -48,6 +48,8 @@ class Executor(Protocol):
     """What it does beside to generate, by name."""
     generates: bool
     """Whether it generates."""
+    repeats: bool
+    """Whether the answer of a seed has the same bits whatever else a step computes."""
     labels: list[str]
     """What the scores of ``classify`` stand for."""
     described: str
@@ -110,6 +112,7 @@ class DirectExecutor(ABC):
     def __init__(self) -> None:
         self.tasks: Mapping[str, PromptTask] = {}
         self.generates = True
+        self.repeats = False
         self.labels: list[str] = []
         self.described = ""
         self.adapters: list[Adapter] = []

@@ -35,6 +35,7 @@ def capacity_of(executor: Executor) -> Capacity:
         generates=executor.generates,
         labels=executor.labels,
         adapters=executor.adapters,
+        repeats=executor.repeats,
     )
 
 
@@ -47,6 +48,7 @@ def attached(executor: Executor, epoch: int, rank: int) -> Attached:
         executor.adapters,
         places=0 if executor.loader is None else executor.loader.adapters.places,
         resident=[] if executor.loader is None else list(executor.loader.adapters.numbers),
+        repeats=executor.repeats,
     )
 
 

@@ -21,6 +21,7 @@ from penstock.services.worker.adapters.model_adapters import ModelAdapters
 from penstock.services.worker.determinism import (
     check_deterministic,
     check_deterministic_kernels,
+    repeats,
 )
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
@@ -149,6 +150,7 @@ def _load(
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
+    executor.repeats = repeats(config, info, pooling, device.type, dtype)
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor

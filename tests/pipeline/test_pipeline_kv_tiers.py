@@ -109,6 +109,23 @@ def test_all_of_a_long_prompt_but_its_end_comes_from_disk_after_a_restart(tmp_pa
     assert (again, cached) == (text, 1888)
 
 
+def test_a_prompt_is_stored_where_it_is_retained_and_loaded_ahead_of_its_use(
+    tmp_path: Path, texts: list[str]
+) -> None:
+    ahead = {"max_tokens": 0, "cache_control": {"type": "ephemeral"}}
+    with served(*flags(tmp_path)) as server:
+        assert ask(server, PROMPTS[0], **ahead) == ("", 0)
+        until(server, "penstock_kv_tier_used_bytes", 1)
+        slot_bytes = files(tmp_path)[0].stat().st_size
+        until(server, "penstock_kv_tier_stored_bytes_total", FOUND // 16 * slot_bytes)
+    with served(*flags(tmp_path)) as server:
+        assert ask(server, PROMPTS[0], cache_salt="another", **ahead) == ("", 0)
+        assert ask(server, PROMPTS[0], **ahead) == ("", FOUND)
+        until(server, "penstock_kv_tier_hit_blocks_total", FOUND / 16)
+        assert ask(server, PROMPTS[0]) == (texts[0], FOUND)
+        assert server.metrics()["penstock_kv_tier_hit_blocks_total"] == FOUND / 16
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

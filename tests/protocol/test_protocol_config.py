@@ -40,6 +40,8 @@ SPELLED: dict[str, Any] = {
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
     "max_tenant_share": 0.4,
+    "retained_cache_share": 0.2,
+    "tenant_cache_share": 0.2,
     "memory_share": [0.5],
     "speculative": "suffix",
     "model_dirs": [SECRETS.name],

@@ -259,6 +259,7 @@ class SimulatedExecutor:
     account = None
     tasks: ClassVar[dict[str, Task]] = {}
     generates = True
+    repeats = False
     labels: ClassVar[list[str]] = []
     adapters: ClassVar[list[Adapter]] = []
     described = ""

@@ -45,6 +45,8 @@ class Capacity(EngineSizes, frozen=True, array_like=True, gc=False):
     adapters: list[Adapter] = []
     ends: list[int] = []
     """End tokens of the model."""
+    repeats: bool = False
+    """The answer of a seed has the same bits whatever else it computes."""
 
     @property
     def done(self) -> list[str]:

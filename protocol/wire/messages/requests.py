@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.wire.messages.cache_hints import CacheHints, RetainedSpan
 from penstock.protocol.wire.messages.tokens import Released
 
 ATTEMPT_BITS = 16
@@ -118,6 +119,13 @@ def kind_of(prompt: Prompt | Inputs) -> PromptKind:
             return "pair"
 
 
+REPEATING = (
+    "a CPU does in float32 (--dtype float32) with plain weights of a model of Penstock's own "
+    "families, a GPU with --deterministic; leave deterministic out, or see docs/determinism.md"
+)
+"""Which engines repeat the answer of a seed bit for bit, for refusals."""
+
+
 class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every process may need to know of a request, whatever the request asks for.
 
@@ -158,6 +166,9 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefilled: bool = False
     """A prefill engine has computed its prompt and handed it over: the blocks are kept, and its
     engine loads them."""
+    deterministic: bool = False
+    """The answer of its seed must have the same bits whatever runs beside it: only an engine that
+    ``repeats`` computes it."""
 
 
 ToolMode = Literal["none", "auto", "required"]
@@ -216,6 +227,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``max_tokens`` may be more than what fits behind the prompt: the window ends the answer."""
     pooling: PoolingParams | None = None
     """For the tasks that make a vector or scores of a prompt."""
+    cache: CacheHints | None = None
 
 
 def prompts_of(work: Work) -> Sequence[Prompt]:
@@ -280,6 +292,10 @@ class TokenWork(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reads_logits: bool = False
     """What is drawn depends on how probable the output was to the model, too: a slot computes all
     of it anew."""
+    retain: list[RetainedSpan] = []
+    """The longest one first, at most ``MAX_BREAKPOINTS``."""
+    release: bool = False
+    """As in ``CacheHints``."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
@@ -307,6 +323,8 @@ class Enqueue(msgspec.Struct, frozen=True, array_like=True, tag=22, gc=False):
     """``RequestHead.adapter``, likewise: it goes to an engine that has loaded it."""
     begun: bool = False
     """It has tokens already, or was handed over: it goes to an engine that decodes."""
+    deterministic: bool = False
+    """``RequestHead.deterministic``, likewise: it goes to an engine that ``repeats``."""
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=23, gc=False):

@@ -60,6 +60,8 @@ class Attached(msgspec.Struct, frozen=True, array_like=True, tag=41, gc=False):
     """``adapters`` that may be on its device at once."""
     resident: list[str] = []
     """Digests of those that are."""
+    repeats: bool = False
+    """See ``Capacity.repeats``."""
 
 
 class SamplerStage(msgspec.Struct, frozen=True, array_like=True, gc=False):

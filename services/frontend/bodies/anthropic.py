@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from penstock.client.cache_control import CacheControl, PromptCacheField
 from penstock.client.messages import MAX_MESSAGES, MAX_PARTS, Name
-from penstock.client.request_terms import Label, Priority, Salt, Seconds
+from penstock.client.request_terms import Deterministic, Label, Priority, Salt, Seconds
 from penstock.client.tools import MAX_TOOLS, ToolName
 from penstock.protocol.declared import NO_ITEMS, Declared
 from penstock.protocol.foreign_parameters import FOREIGN_PARAMETERS
@@ -29,9 +30,6 @@ MAX_EDITS = 16
 MAX_BLOCKS = 4 * MAX_CALLS
 """Of one message: calls with text and thinking between them, or their results."""
 
-CacheControl = Annotated[
-    dict[str, Any], Meta(description="Has no effect: prefixes are cached by themselves.")
-]
 _FOREIGN = ForeignNames(
     FOREIGN_PARAMETERS.renamed_to(stop="stop_sequences", max_tokens="max_tokens")
     | {"max_completion_tokens": "max_tokens"},
@@ -320,7 +318,7 @@ class ConversationBody(Declared, kw_only=True):
     output_config: (
         Annotated[OutputConfig, Meta(description="The effort, and the answer's form.")] | None
     ) = None
-    cache_control: CacheControl | None = None
+    cache_control: PromptCacheField | None = None
     context_management: (
         Annotated[ContextManagement, Meta(description="May keep all, and has no effect then.")]
         | None
@@ -336,7 +334,13 @@ class MessagesBody(ConversationBody, kw_only=True):
     """The body of /v1/messages."""
 
     max_tokens: Annotated[
-        int, Meta(ge=1, le=2**31 - 1, description="Generate at most this many tokens.")
+        int,
+        Meta(
+            ge=0,
+            le=2**31 - 1,
+            description="Generate at most this many tokens; 0, with cache_control, only computes "
+            "the prompt.",
+        ),
     ]
     stop_sequences: (
         Annotated[StopStrings, Meta(description="Stop before any of these strings.")] | None
@@ -360,6 +364,7 @@ class MessagesBody(ConversationBody, kw_only=True):
     inference_geo: Annotated[Label, Meta(description="Has no effect.")] | None = None
     priority: Priority | None = None
     deadline_s: Seconds | None = None
+    deterministic: Deterministic | None = None
 
     def __post_init__(self) -> None:
         """Raise ``InvalidValue`` for a budget that leaves no room for an answer."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.client.cache_control import PromptCacheField
 from penstock.client.request_terms import (
+    Deterministic,
     Label,
     Priority,
     Salt,
@@ -318,8 +320,10 @@ class ResponsesBody(_Sampling, kw_only=True):
     user: User | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
+    cache_control: PromptCacheField | None = None
     deadline_s: Seconds | None = None
     speculation: Speculation | None = None
+    deterministic: Deterministic | None = None
     safety_identifier: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_key: Annotated[Label, _said("Stands in the response again.")] | None = None
     prompt_cache_retention: (

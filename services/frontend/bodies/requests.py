@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from penstock.client.cache_control import PromptCacheField
 from penstock.client.messages import Messages, TemplateVariables
 from penstock.client.request_terms import (
+    Deterministic,
     Label,
     Priority,
     Salt,
@@ -107,8 +109,10 @@ class GenerationBody(_SamplingFields, kw_only=True):
     user: User | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
+    cache_control: PromptCacheField | None = None
     deadline_s: Seconds | None = None
     speculation: Speculation | None = None
+    deterministic: Deterministic | None = None
     metadata: (
         Annotated[
             dict[str, Annotated[str, Meta(max_length=MAX_METADATA_LENGTH)]],

@@ -54,7 +54,7 @@ class GpuExecutor:
 
     tasks: Mapping[str, PromptTask] = MappingProxyType({})
     """None: no step of its graphs hands out hidden states."""
-    generates = True
+    generates, repeats = True, False
     labels: list[str] = []
     adapters: list[Adapter] = []
     loader: AdapterLoader | None = None

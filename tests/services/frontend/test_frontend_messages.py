@@ -309,7 +309,7 @@ def test_effort_and_form_of_the_answer_are_passed_on() -> None:
         {"container": None, "mcp_servers": [], "speed": "standard"},
         {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
         {"context_management": {}},
-        {"cache_control": {"type": "ephemeral"}, "service_tier": "auto", "inference_geo": "eu"},
+        {"cache_control": None, "service_tier": "auto", "inference_geo": "eu"},
         {"metadata": {"user_id": None}, "thinking": None, "system": None, "tools": []},
     ],
 )
@@ -321,7 +321,7 @@ def test_what_asks_for_nothing_is_accepted(asked: dict[str, Any]) -> None:
     ("asked", "words"),
     [
         ({"max_tokens": None}, "max_tokens is missing"),
-        ({"max_tokens": 0}, "max_tokens is 0; 1 to"),
+        ({"max_tokens": -1}, "max_tokens is -1; 0 to"),
         ({"temperature": 1.5}, "temperature is 1.5; 0 to 1 is allowed"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role is 'king'"),
         ({"messages": [user(IMAGE)]}, "content[0].type is 'image'"),

@@ -139,6 +139,22 @@ def test_priority_and_cache_salt_reach_the_gateway_for_every_prompt(priority: in
     assert (work.head.priority, work.head.cache_salt) == (priority, "s")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        (TEXT, {"prompt": ["a", "b"]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", chat(max_tokens=5, model="org/model")),
+    ],
+)
+def test_an_answer_that_repeats_is_asked_for_in_every_api(path: str, body: dict[str, Any]) -> None:
+    for asked in (True, False):
+        works = works_of(path, {**body, "deterministic": asked})
+        assert works and all(work.head.deterministic is asked for work in works)
+    assert not any(work.head.deterministic for work in works_of(path, body))
+
+
 def test_callers_with_different_keys_never_have_the_same_cache_salt() -> None:
     async def use(client: Client) -> None:
         for key in ("key-one", "key-two"):

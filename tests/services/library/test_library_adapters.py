@@ -9,7 +9,7 @@ import pytest
 from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.membership import Capacity
 from penstock.protocol.wire.messages.requests import Rejected, RequestHead
-from penstock.services.library.member import adapted_head
+from penstock.services.library.member import adapted_head, refusal_of
 from penstock.services.library.requests import all_asked, asked_of
 
 CAPACITY = Capacity(max_model_len=64, tasks=["embed"], adapters=[Adapter("sql", "d1")])
@@ -43,3 +43,20 @@ def test_prompts_of_one_call_may_have_an_adapter_each() -> None:
         all_asked("generate", {"adapter": ["sql"]}, 0, 3)
     with pytest.raises(ValueError, match="adapter"):
         asked_of("add_request", {"adapter": ["sql"]})
+
+
+@pytest.mark.parametrize(
+    ("repeats", "asked", "param"),
+    [(True, True, None), (False, False, None), (False, True, "deterministic")],
+)
+def test_an_answer_that_cannot_repeat_is_refused_once_that_is_known(
+    repeats: bool, asked: bool, param: str | None
+) -> None:
+    terms = asked_of("generate", {"deterministic": asked}).terms
+    assert terms.deterministic is asked
+    head = RequestHead(model="m", deterministic=terms.deterministic)
+    found = refusal_of(head, Capacity(max_model_len=64, repeats=repeats))
+    assert (found.param if found is not None else None) == param
+    assert refusal_of(head, Capacity()) is None
+    with pytest.raises(ValueError, match="deterministic"):
+        asked_of("generate", {"deterministic": "yes"})  # type: ignore[typeddict-item]

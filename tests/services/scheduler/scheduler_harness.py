@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from simulated_worker import SimulatedWorker, output_alone, token_bytes, token_list
 
 from penstock.protocol.prefix_digest import chain_root, extended
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.engine import StepShape
-from penstock.protocol.wire.messages.requests import ChoiceState, Rejected, RequestHead, TokenWork
+from penstock.protocol.wire.messages.requests import (
+    ChoiceState,
+    Rejected,
+    RequestHead,
+    TokenWork,
+)
 from penstock.protocol.wire.messages.steps import SlotSampling, StepFailed, StepPlan, StepResult
 from penstock.protocol.wire.messages.tokens import End, EndReason, TokenBatch
 from penstock.services.scheduler.admission import Offers
+from penstock.services.scheduler.cache_shares import DEFAULT_SHARES, CacheShares
 from penstock.services.scheduler.core import Batches, SchedulerCore
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy import SchedulingPolicy
@@ -65,6 +72,8 @@ def token_work(
     streamed: bool = True,
     prompt_logprobs: int | None = None,
     adapter: str = "",
+    retain: list[RetainedSpan] | None = None,
+    release: bool = False,
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
@@ -89,6 +98,8 @@ def token_work(
         prompt_logprobs=prompt_logprobs,
         stalls=stalls,
         prefix=extended(b"", chain_root(head), ids),
+        retain=retain or [],
+        release=release,
     )
 
 
@@ -128,6 +139,7 @@ class Engine:
         row_count: Callable[[], int] | None = None,
         num_ranks: int = 1,
         offers: Offers | None = None,
+        shares: CacheShares = DEFAULT_SHARES,
     ) -> None:
         """``row_count``: how many tokens a row brings."""
         self.limits = limits
@@ -145,6 +157,7 @@ class Engine:
             shape=shape,
             num_ranks=num_ranks,
             offers=offers,
+            shares=shares,
         )
         self.worker = SimulatedWorker(limits, 1, poison, not_a_number, row_count=row_count)
         self.now = 0.0
@@ -177,11 +190,13 @@ class Engine:
         streamed: bool = True,
         prompt_logprobs: int | None = None,
         adapter: str = "",
+        retain: list[RetainedSpan] | None = None,
+        release: bool = False,
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
             tenant, priority, cache_salt, accepted, stalls, streamed, prompt_logprobs,
-            adapter,
+            adapter, retain, release,
         )  # fmt: skip
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()

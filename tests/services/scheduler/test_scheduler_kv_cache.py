@@ -26,13 +26,16 @@ from penstock.protocol.wire.messages.engine import (
     LayerGroup,
 )
 from penstock.services.scheduler.block_hash import BLOCK_HASH_BYTES
-from penstock.services.scheduler.kv_cache import KVCache, Prefix
+from penstock.services.scheduler.cache_shares import CacheShares
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.kv_groups import check_groups
 from penstock.services.scheduler.kv_holder import KVHolder, SequenceHolder
+from penstock.services.scheduler.kv_prefix import Prefix
 from penstock.services.scheduler.limits import Limits
 
 FULL = LayerGroup()
 ROOTS = [b"one", b"another"]
+TENANTS = ["", "ann", "bob", "cid"]
 
 
 def window(positions: int) -> LayerGroup:
@@ -41,6 +44,10 @@ def window(positions: int) -> LayerGroup:
 
 def chunk(positions: int) -> LayerGroup:
     return LayerGroup(CHUNK_ATTENTION, positions)
+
+
+def random_shares(rng: random.Random) -> CacheShares:
+    return CacheShares(rng.choice([0.0, 0.1, 0.5, 1.0]), rng.choice([0.02, 0.1, 0.5, 1.0, 1.0]))
 
 
 class Content(NamedTuple):
@@ -105,7 +112,8 @@ class World:
         ahead = max(self.chunk, 4 * self.most_row)
         self.caching = rng.random() < 0.9
         count = rng.randint(60, 160) // self.size * len(self.groups)
-        self.kv = KVCache(count, self.size, self.caching, self.groups, ahead)
+        self.kv = KVCache(count, self.size, self.caching, self.groups, ahead, random_shares(rng))
+        self.now = 0.0
         self.found: dict[bytes, int] = {}
         """Blocks by their names in the first group without a window."""
         self.evicted: list[bytes] = []
@@ -125,7 +133,7 @@ class World:
         choices = [
             *(self.start, self.start, self.plan, self.plan, self.plan, self.answer, self.answer),
             *(self.answer, self.end, self.expect, self.pin, self.finish_transfer, self.rarely),
-            *(self.name_unnamed, self.name_unnamed),
+            *(self.name_unnamed, self.name_unnamed, self.retain, self.let_go, self.pass_time),
         ]
         for _ in range(actions):
             self.rng.choice(choices)()
@@ -247,7 +255,8 @@ class World:
     def start(self) -> None:
         tokens = self.rng.choice(self.starts)[: self.rng.randint(1, 30)]
         tokens = tokens + [self.rng.randrange(2) for _ in range(self.rng.randint(0, 4))]
-        holder = self.kv.new_holder(array("i", tokens), self.rng.choice(ROOTS))
+        root, tenant = self.rng.choice(ROOTS), self.rng.choice(TENANTS)
+        holder = self.kv.new_holder(array("i", tokens), root, tenant)
         prefix = self.kv.match(holder)
         self.require_prefix(holder, prefix)
         held = self.held()
@@ -367,6 +376,26 @@ class World:
     def end(self) -> None:
         if self.runners:
             self.release(self.rng.choice(self.runners))
+
+    # What requests ask of the cache: nothing that is held or found changes with it.
+
+    def retain(self) -> None:
+        if self.runners:
+            holder = self.rng.choice(self.runners).holder
+            tokens = self.rng.randint(1, len(holder.tokens))
+            names = self.kv.retain(holder, tokens, self.rng.choice([300, 3600]), self.now)
+            assert len(names) <= tokens // self.size
+
+    def let_go(self) -> None:
+        if self.runners:
+            holder = self.rng.choice(self.runners).holder
+            self.kv.let_go(holder, shared=self.rng.random() < 0.5)
+
+    def pass_time(self) -> None:
+        self.now += self.rng.choice([1.0, 100.0, 1000.0])
+        self.kv.lapse(self.now)
+        marks = self.kv.blocks.retained.marks.values()
+        assert all(mark.until > self.now for mark in marks)
 
     # Transfers and pins.
 

@@ -16,8 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Engine
 
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.protocol.wire.messages.tokens import EndReason
+from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.policy_choice import POLICIES
 
@@ -64,6 +66,7 @@ class RandomRun:
             poison=POISON if poison else -1,
             not_a_number=NOT_A_NUMBER if not_a_number else -1,
             row_count=(lambda: counts.randint(0, row_tokens)) if row_tokens else None,
+            shares=CacheShares(counts.choice([0.2, 1.0]), counts.choice([0.1, 0.5, 1.0])),
         )
         self.engine.worker.token_seconds = self.rng.choice([0.0, 0.001, 0.01])
         early = self.rng.choice([0.0, 0.0, 0.02, 0.2])
@@ -138,6 +141,8 @@ class RandomRun:
             priority=self.rng.randrange(3),
             cache_salt=self.rng.choice(["", "", "salt"]),
             tenant=self.rng.choice(["", "ann", "bob"]),
+            retain=self.rng.choice([[], [], [RetainedSpan(40, 3600), RetainedSpan(9, 300)]]),
+            release=self.rng.random() < 0.1,
             time_left=self.rng.choice([None, None, None, 5.0]),
             age=self.rng.random(),
             prompt_logprobs=self.rng.choice([None, None, None, 1]),

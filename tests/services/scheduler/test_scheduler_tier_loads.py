@@ -7,7 +7,7 @@ from scheduler_harness import prompt, small
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, TierGot
-from penstock.services.scheduler.kv_cache import Prefix
+from penstock.services.scheduler.kv_prefix import Prefix
 
 LIMITS = small(num_blocks=12, max_model_len=44)
 """Room for one prompt of 40 tokens."""

@@ -34,15 +34,7 @@ def conversation(
     system: str | Sequence[SystemBlock] | None, given: Sequence[InputMessage]
 ) -> list[Message]:
     """The messages for the template. Raises ``InvalidValue``."""
-    found: list[Message] = []
-    if system and (text := _system(system)):
-        found.append(Message(role="system", content=text))
-    for index, message in enumerate(given):
-        for one in _messages(message, f"messages[{index}]"):
-            if found and found[-1].role == one.role != "tool":
-                _merge(found[-1], one)
-            else:
-                found.append(one)
+    found = merged(system, given)
     last = found[-1] if found else None
     if last is not None and last.role == "assistant" and last.tool_calls:
         raise InvalidValue(
@@ -55,12 +47,29 @@ def conversation(
     return found
 
 
+def merged(
+    system: str | Sequence[SystemBlock] | None, given: Sequence[InputMessage]
+) -> list[Message]:
+    """The same of a conversation that may end anywhere. Raises ``InvalidValue``."""
+    found: list[Message] = []
+    if system and (text := system_text(system)):
+        found.append(Message(role="system", content=text))
+    for index, message in enumerate(given):
+        for one in _messages(message, f"messages[{index}]"):
+            if found and found[-1].role == one.role != "tool":
+                _merge(found[-1], one)
+            else:
+                found.append(one)
+    return found
+
+
 def continues(messages: Sequence[Message]) -> bool:
     """The answer continues the last message."""
     return bool(messages) and messages[-1].role == "assistant"
 
 
-def _system(system: str | Sequence[SystemBlock]) -> str:
+def system_text(system: str | Sequence[SystemBlock]) -> str:
+    """What the system says, in one text."""
     texts = [system] if isinstance(system, str) else [block.text for block in system]
     return _SEPARATOR.join(text for text in map(_without_billing, texts) if text)
 

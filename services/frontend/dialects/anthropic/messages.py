@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.client.answers import Answer
 from penstock.client.gateway_interface import ServedModel
-from penstock.client.messages import encode_messages
+from penstock.client.messages import Message, encode_messages
 from penstock.client.meters import Usage
 from penstock.client.request_terms import terms_of
 from penstock.client.tools import AUTO, Choice, FunctionTool, output_format
@@ -33,6 +33,7 @@ from penstock.services.frontend.bodies.anthropic_answers import (
 )
 from penstock.services.frontend.bodies.routes import RouteBodies
 from penstock.services.frontend.body import Pause, decode_body, no_pause
+from penstock.services.frontend.dialects.anthropic.breakpoints import hints_of
 from penstock.services.frontend.dialects.anthropic.conversation import continues, conversation
 from penstock.services.frontend.dialects.anthropic.errors import error_body
 from penstock.services.frontend.dialects.anthropic.offered_tools import offered_tools
@@ -70,7 +71,9 @@ class MessagesDialect:
         body = decode_body(raw, MessagesBody, pause or no_pause)
         model, name = find_model(body.model, models)
         try:
-            chat, output, params = _chat(body), _output(body), _sampling(body)
+            messages = conversation(body.system, body.messages)
+            cache = hints_of(body, messages)
+            chat, output, params = _chat(body, messages), _output(body), _sampling(body)
         except InvalidValue as invalid:
             raise from_invalid(invalid) from None
         thinking = body.thinking
@@ -83,6 +86,7 @@ class MessagesDialect:
             terms=terms_of(body, user=body.metadata.user_id if body.metadata else None),
             output=output,
             fits_window=True,
+            cache=cache,
             shows_thinking=thinking is None or thinking.display != "omitted",
         )
 
@@ -118,7 +122,8 @@ class CountTokensDialect:
         body = decode_body(raw, CountTokensBody, pause or no_pause)
         model, name = find_model(body.model, models)
         try:
-            chat, output = _chat(body), _output(body)
+            chat = _chat(body, conversation(body.system, body.messages))
+            output = _output(body)
         except InvalidValue as invalid:
             raise from_invalid(invalid) from None
         return GenerateRequest(
@@ -140,9 +145,8 @@ class CountTokensDialect:
 # --- what a body asks for; all raise InvalidValue
 
 
-def _chat(body: ConversationBody) -> Chat:
+def _chat(body: ConversationBody, messages: list[Message]) -> Chat:
     """The messages and the template's variables."""
-    messages = conversation(body.system, body.messages)
     variables: dict[str, Any] = {}
     if continues(messages):
         variables |= {"add_generation_prompt": False, "continue_final_message": True}

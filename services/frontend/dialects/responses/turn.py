@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.client.cache_control import cache_hints
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.messages import TemplateVariables, encode_messages
 from penstock.client.request_terms import terms_of
@@ -82,6 +83,7 @@ def turn_of(
         stream=streams,
         terms=terms_of(body),
         output=output,
+        cache=cache_hints(body.cache_control),
     )
     return Turn(body, own, request, tools)
 

@@ -181,7 +181,7 @@ class PipelineGateway:
                 parts.look(now)
                 reason = parts.hopeless(now)
                 if not reason and parts.waited_too_long(began, now):
-                    reason = parts.too_late()
+                    reason = parts.too_late(now)
                 if reason or self.is_closed:
                     raise self._unavailable(reason or GOING_DOWN)
                 await asyncio.sleep(UNINFORMED_SECONDS)
@@ -334,7 +334,7 @@ class PipelineGateway:
                 self.ledger.end_waiting(name, lambda began: True, reason, again)
             else:
                 is_over = functools.partial(parts.waited_too_long, now=now)
-                self.ledger.end_waiting(name, is_over, parts.too_late(), again)
+                self.ledger.end_waiting(name, is_over, parts.too_late(now), again)
 
     def _unavailable(self, message: str, retry_after: float = 1.0) -> Overloaded:
         return Overloaded(Shed(0, 0, 503, "overloaded_error", message, retry_after=retry_after))

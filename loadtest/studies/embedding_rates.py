@@ -106,7 +106,9 @@ def told(rates: Sequence[Rate], other: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
+    parser.add_argument(
+        "--threads", type=int, help="of torch, for either (default: as either chooses)"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for either")
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1], help="of the server, at once"
@@ -117,12 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import torch
 
-    torch.set_num_threads(options.threads)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     theirs = import_module("sentence_transformers").SentenceTransformer(
         options.folder, device=options.device
     )
     command = [sys.executable, "-m", "penstock.services", "serve", options.folder, "--port", "0"]
-    command += ["--device", options.device, "--threads", str(options.threads)]
+    command += ["--device", options.device]
+    command += ["--threads", str(options.threads)] if options.threads else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         if server.stdout is None:

@@ -205,9 +205,10 @@ class TokenizerService(AsyncService):
     def _prepare_now(self, request_id: int, attempt: int, work: Work) -> None:
         """Prepare a request that takes less time than to wake a thread for it."""
         began, done = self.loop.time(), Future[Prepared]()
-        known = self._max_model_len(work.head.task), work.params.seed or 0
+        task, text = work.head.task, self._text_model()
+        known = text, self.info, self._max_model_len(task), work.params.seed or 0
         try:
-            done.set_result(prepare(work, self._text_model(), self.info, *known))
+            done.set_result(prepare(work, *known, folder_tasks=self._tasks_for(task)))
         except Exception as error:
             done.set_exception(error)
         self._encoded(request_id, attempt, work.head, began, done)

@@ -70,6 +70,21 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     return min(first, room - longer), longer
 
 
+def _too_long(found: str, most: int, param: str, cuts: bool) -> str:
+    """found: how long a beginning is. Of an input no answer follows."""
+    if param != "input":
+        return (
+            f"the prompt is too long: {found}; the maximum context length is {most} tokens for "
+            "prompt and answer together (--max-model-len)"
+        )
+    if cuts:
+        return f"the input is too long to be truncated: {found}, and {most} are read: shorten it"
+    return (
+        f"the input is too long: {found}; this model takes at most {most}: shorten it, or send "
+        "truncate_prompt_tokens"
+    )
+
+
 class TextModel:
     """Encodes prompts for one model. Every method is safe to call from several threads."""
 
@@ -200,7 +215,7 @@ class TextModel:
     ) -> bytes:
         """int32 ids of a text, of which at most ``keep`` are kept: its beginning, and all special
         tokens around it. Raises ``PromptError``, soon where a text has far more than ``most``."""
-        self._check_length(text, most, "input")
+        self._check_length(text, most, "input", cuts=keep is not None)
         if keep is None:
             return self.encode(text, add_special_tokens)
         (bare,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
@@ -230,8 +245,9 @@ class TextModel:
         begins, or 0 where there is one. keep: so many tokens at most; the longer text is cut.
         keep_other: tokens of the second text, at most, before that. Raises ``PromptError``, soon
         where a text has far more than ``most``, the second one than ``most_other``."""
-        self._check_length(text, most, "input")
-        self._check_length(other, most_other or most, "input")
+        self._check_length(text, most, "input", cuts=keep is not None)
+        cuts = keep is not None or keep_other is not None
+        self._check_length(other, most_other or most, "input", cuts=cuts)
         if keep is None and keep_other is None:
             (both,) = self.tokenizer.encode_batch_fast([(text, other)])
         else:
@@ -253,7 +269,7 @@ class TextModel:
         """The part of a text that its first ``tokens`` tokens stand for. Of a long one no more is
         encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
         ``most``."""
-        self._check_length(text, most, "input")
+        self._check_length(text, most, "input", cuts=True)
         size = LONG_TOKEN * (tokens + _CUT_TOKENS)
         while True:
             (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
@@ -262,8 +278,11 @@ class TextModel:
                 continue
             return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
 
-    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
-        """Raise ``PromptError`` for a text whose beginning alone is much too long.
+    def _check_length(
+        self, text: str, max_tokens: int | None, param: str, *, cuts: bool = False
+    ) -> None:
+        """Raise ``PromptError`` for a text whose beginning alone is much too long. cuts: it is to
+        be truncated.
 
         Megabytes of text would keep a thread for seconds and take gigabytes, only to be refused.
         Where a text is cut, a token or two more may come about, never twice as many.
@@ -274,12 +293,8 @@ class TextModel:
         while size < len(text):
             count = len(encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:
-                raise window_exceeded(
-                    f"the prompt is too long: the first {size} of {len(text)} characters are "
-                    f"{count} tokens; the maximum context length is {max_tokens} tokens for prompt "
-                    "and answer together (--max-model-len)",
-                    param,
-                )
+                found = f"the first {size} of {len(text)} characters are {count} tokens"
+                raise window_exceeded(_too_long(found, max_tokens, param, cuts), param)
             size *= 2
 
     @cached_property

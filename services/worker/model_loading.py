@@ -60,6 +60,7 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
+from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.speculation.model_drafter import ModelDrafter
 from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
@@ -114,6 +115,8 @@ def _load(
     pooling = read_pooling(info, config.model)
     adapter_loading.check_adapters(config, info, pooling, device.type)
     check_deterministic(config, info, pooling, device.type, dtype)
+    if pooling.generates:  # what is wrong with drafts is told before weights are read
+        read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks

@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.block_tables import BlockTables, PlanError
+from penstock.services.worker.plan_order import PlanOrder
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedChunk, PlannedStep
 
 __all__ = ["DraftRows", "IntArray", "PlanError", "PlannedChunk", "PlannedStep", "SlotTable"]
@@ -95,14 +96,13 @@ class SlotTable:
         """… and the position of the first of them."""
         self._order: list[int] = []
         self._decoding: IntArray | None = None
-        self._epoch = 0
-        self._expected: int | None = None
+        self._plans = PlanOrder()
         self.reset()
 
     def reset(self) -> None:
         """Free every slot; the next plan must be full."""
         self._clear()
-        self._expected = None
+        self._plans.reset()
 
     def _clear(self) -> None:
         self._state = [FREE] * len(self._state)
@@ -126,7 +126,9 @@ class SlotTable:
 
     def apply(self, plan: StepPlan) -> PlannedStep:
         """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
-        self._check_number(plan)
+        if plan.full:
+            self._clear()
+        self._plans.take(plan)
         self.blocks.begin()
         self.added = [new.slot for new in plan.added]
         for slot in plan.gone:
@@ -182,18 +184,6 @@ class SlotTable:
             self._known[slot] = None
             insort(self._order, slot)
             self._decoding = None
-
-    def _check_number(self, plan: StepPlan) -> None:
-        if plan.full:
-            self._clear()
-        elif self._expected is None:
-            raise PlanError(f"plan {plan.step}: a full plan is needed first")
-        elif plan.epoch != self._epoch:
-            raise PlanError(f"plan of epoch {plan.epoch}: epoch {self._epoch} is being executed")
-        elif plan.step != self._expected:
-            raise PlanError(f"plan {plan.step} came, plan {self._expected} was due")
-        self._epoch = plan.epoch
-        self._expected = plan.step + 1
 
     def _state_of(self, slot: int) -> int:
         if not 0 <= slot < len(self._state):

@@ -6,6 +6,7 @@ import random
 
 import msgspec
 import pytest
+from counted import instructions
 from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
@@ -210,6 +211,34 @@ def test_counts_stay_right_with_marks_and_shares(seed: int) -> None:
             blocks.forget_since(step - 5)
         blocks.check(tables)
         assert blocks.num_free + blocks.num_cached + blocks.num_used == blocks.num_blocks
+
+
+def costs(blocks: int, shares: CacheShares) -> list[float]:
+    """Instructions of the interpreter for each of so many blocks: to be computed in the place of
+    others and let go, to be retained, and to be retained no longer."""
+    manager = BlockManager(blocks, shares)
+
+    def compute(letter: str) -> list[bytes]:
+        table = manager.allocate(blocks)
+        names = [f"{letter}{block}".encode() for block in table]
+        for block, name in zip(table, names, strict=True):
+            manager.cache(block, name, 1)
+        manager.release(table, "ann")
+        return names
+
+    compute("a")
+    parts = [
+        instructions(lambda: compute("b")),
+        instructions(lambda: manager.retain([f"b{b}".encode() for b in range(blocks)], "", 1, 0.0)),
+        instructions(lambda: manager.lapse(1.0)),
+    ]
+    return [part / blocks for part in parts]
+
+
+@pytest.mark.parametrize("shares", [CacheShares(1.0), CacheShares(1.0, 0.5)])
+def test_a_block_costs_the_same_in_a_large_cache(shares: CacheShares) -> None:
+    for few, many in zip(costs(100, shares), costs(1000, shares), strict=True):
+        assert many < 1.1 * few
 
 
 # --- requests

@@ -321,6 +321,16 @@ def test_the_choice_is_named_whose_prompt_cannot_be_taken(text_model: TextModel)
         assert (refused.value.choice, refused.value.param) == (2, "input")
 
 
+def test_of_a_text_that_is_far_too_long_the_beginning_alone_is_counted(
+    text_model: TextModel,
+) -> None:
+    begins = r"the first \d+ of 9000 characters are \d+ tokens"
+    with pytest.raises(PromptError, match=f"the input is too long: {begins}; this model takes at"):
+        encoded(text_model, work(PromptText("a b c " * 1500)))
+    with pytest.raises(PromptError, match=f"too long to be truncated: {begins}, and"):
+        encoded(text_model, work(PromptText("a b c " * 1500), keep=4))
+
+
 def test_prompts_that_are_not_as_many_as_the_choices_are_refused(text_model: TextModel) -> None:
     for of in (
         batch(PromptText("a"), choices=2),

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.wire.messages.requests import Chat, Pair, Prompt, PromptText, Tokens
@@ -214,11 +214,12 @@ class TextModel:
         self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
     ) -> bytes:
         """int32 ids of a text, of which at most ``keep`` are kept: its beginning, and all special
-        tokens around it. Raises ``PromptError``, soon where a text has far more than ``most``."""
-        self._check_length(text, most, "input", cuts=keep is not None)
+        tokens around it. Of a long text that is cut no more is encoded than what surely holds them;
+        else raises ``PromptError``, soon where it has far more than ``most``."""
         if keep is None:
+            self._check_length(text, most, "input")
             return self.encode(text, add_special_tokens)
-        (bare,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        bare = self._beginning(text, keep)
         if not add_special_tokens:
             return _to_bytes(bare.ids[:keep])
         bare.truncate(max(0, keep - self.tokenizer.num_special_tokens_to_add(False)))
@@ -270,13 +271,19 @@ class TextModel:
         encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
         ``most``."""
         self._check_length(text, most, "input", cuts=True)
+        found = self._beginning(text, tokens, offsets=True)
+        return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+
+    def _beginning(self, text: str, tokens: int, *, offsets: bool = False) -> Encoding:
+        """Of so much of a text that its first ``tokens`` tokens are those of the whole, without
+        special ones; of all of it, if there are no more. offsets: wanted, which takes longer."""
+        encode_batch = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
         size = LONG_TOKEN * (tokens + _CUT_TOKENS)
         while True:
-            (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
-            if size < len(text) and len(found.ids) <= tokens + _CUT_TOKENS:
-                size *= 2
-                continue
-            return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+            (found,) = encode_batch([text[:size]], add_special_tokens=False)
+            if size >= len(text) or len(found.ids) > tokens + _CUT_TOKENS:
+                return found
+            size *= 2
 
     def _check_length(
         self, text: str, max_tokens: int | None, param: str, *, cuts: bool = False

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.services.worker.cpu_threads import Clock, preferred
+from penstock.services.worker.cpu_threads import HOPELESS, Clock, preferred
 
 SHORT_ROWS = 64
 """A step of more rows has all threads."""
@@ -62,12 +62,18 @@ class ShortStepTrial:
         return self.choice
 
     def again(self) -> Iterator[None]:
-        """Another look, a step at a time."""
-        for count in self._counts:
+        """Another look, a step at a time: with the most threads first, and with fewer as long as
+        that is not hopeless."""
+        best = float("inf")
+        for count in self._counts[::-1]:
+            found = float("inf")
             for step in range(1 + STEPS):
                 began = self._clock()
                 self._compute(count)
-                seconds = self._clock() - began
                 if step:
-                    self._least[count] = min(seconds, self._least.get(count, seconds))
+                    found = min(found, self._clock() - began)
                 yield
+            self._least[count] = min(found, self._least.get(count, found))
+            if found > HOPELESS * best:
+                return
+            best = min(best, found)

@@ -45,6 +45,11 @@ def test_a_number_of_threads_that_changes_bits_is_left_out() -> None:
     assert (choice.threads, list(choice.step_ms)) == (2, [1, 2])
 
 
+def test_fewer_threads_are_not_tried_where_that_is_hopeless() -> None:
+    seconds = {1: 0.08, 2: 0.04, 3: 0.015}
+    assert list(Machine(seconds).trial().start().step_ms) == [2, 3]
+
+
 def test_one_quiet_look_corrects_a_busy_one() -> None:
     machine = Machine({1: 0.010, 2: 0.030})
     trial = machine.trial()

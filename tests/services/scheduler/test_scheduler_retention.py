@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.cache_shares import CacheShares
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.stats import Counters
 
 MINUTES, HOUR = 300, 3600
@@ -301,6 +303,38 @@ def test_choices_of_a_request_retain_its_prompt_once_and_a_new_worker_nothing() 
     engine.core.plan(0.0)
     assert engine.core.stats().blocks_retained == 5, "it is computed again, and retained again"
     engine.core.check()
+
+
+def test_a_prompt_whose_step_failed_is_retained_when_it_has_been_computed_again() -> None:
+    engine = Engine(small())
+    engine.submit(1, prompt(20), retain=[RetainedSpan(20, MINUTES)])
+    engine.worker.fail_steps[1] = "device lost"
+    engine.plan()
+    assert engine.core.stats().blocks_retained == 5
+    engine.deliver()
+    assert engine.core.stats().blocks_retained == 0
+    engine.run()
+    engine.assert_finished(1)
+    assert engine.core.stats().blocks_retained == 5
+
+
+def test_what_choices_share_is_let_go_with_the_last_of_them() -> None:
+    engine = Engine(small())
+    span = RetainedSpan(20, MINUTES)
+    engine.submit(1, prompt(20), n=2, cache_salt="one", retain=[span], release=True)
+    engine.step()
+    engine.step()
+    engine.cancel(1, 0)
+    assert engine.core.stats().blocks_retained == 5, "the other one still computes with it"
+    engine.run()
+    assert engine.core.stats().blocks_retained == 0
+
+
+def test_without_a_prefix_cache_nothing_is_hashed_to_be_let_go() -> None:
+    cache = KVCache(8, 4, enable_prefix_caching=False)
+    holder = cache.new_holder(array("i", prompt(20)), b"root")
+    cache.let_go(holder, shared=False)
+    assert not holder.digests
 
 
 def test_time_passes_for_retained_blocks_while_the_engine_idles() -> None:

@@ -172,7 +172,7 @@ class TextModel:
 
     def render_chat(self, messages: bytes, template_kwargs: bytes, tools: bytes = b"") -> str:
         """The prompt's text. Raises ``PromptError``."""
-        return self._render(messages, template_kwargs, tools).text
+        return self.rendered(messages, template_kwargs, tools).text
 
     def encode_chat(
         self,
@@ -188,8 +188,12 @@ class TextModel:
         The template writes the control tokens, so none is added; those that a user wrote are
         encoded as plain text.
         """
-        rendered = self._render(messages, template_kwargs, tools)
+        rendered = self.rendered(messages, template_kwargs, tools)
         self._check_length(rendered.text, max_tokens, "messages")
+        return self.encode_rendered(rendered)
+
+    def encode_rendered(self, rendered: Rendered) -> bytes:
+        """int32 ids of what a template wrote, or of its beginning."""
         if rendered.own is None or self.tokenizer.encode_special_tokens:
             return self.encode(rendered.text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
@@ -319,7 +323,8 @@ class TextModel:
             raise TypeError(f"{self._name} has no chat template")
         return self._template.render(messages, {"tools": tools})
 
-    def _render(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
+    def rendered(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
+        """The prompt's text, and what of it the template wrote. Raises ``PromptError``."""
         if self._template is None:
             raise PromptError(
                 f"{self._name} has no chat template; send a prompt to /v1/completions instead",

@@ -157,8 +157,13 @@ class PipelineGateway:
         if (adapted := self._adapted.get(head.model)) is not None:
             if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
                 raise Overloaded(refused)
-            adapter = adapted.adapters[0].digest
-            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
+            adapter = adapted.adapters[0]
+            head = msgspec.structs.replace(
+                head,
+                model=adapted.parent,
+                adapter=adapter.digest,
+                virtual_tokens=adapter.virtual_tokens,
+            )
         return work if head is work.head else msgspec.structs.replace(work, head=head)
 
     async def known(self, name: str = "") -> None:

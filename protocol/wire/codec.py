@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 41
+PROTOCOL_VERSION = 42
 
 Message = (
     membership.Hello

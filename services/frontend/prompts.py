@@ -42,9 +42,7 @@ def parse_prompts(
     Raises ``ApiError`` 400.
     """
     if field is None:
-        field = PromptField(
-            "prompt", MAX_PROMPTS, model.max_model_len, "the maximum context length is"
-        )
+        field = PromptField("prompt", MAX_PROMPTS, model.max_model_len, _why(model))
     name = field.name
     if isinstance(value, str):
         return [_text(value, name, field)]
@@ -74,6 +72,13 @@ def parse_prompts(
                 param=name,
             )
     return prompts
+
+
+def _why(model: ServedModel) -> str:
+    """What is said ahead of the most tokens that a model takes."""
+    virtual = sum(one.virtual_tokens for one in model.adapters) if model.parent else 0
+    ahead = f"beside the {virtual} virtual tokens of the adapter " if virtual else ""
+    return f"{ahead}the maximum context length is"
 
 
 def _empty(where: str, field: PromptField) -> ApiError:

@@ -112,7 +112,7 @@ class EngineAdapters:
             self._drop_unwanted()
             return
         former = self._loaded.get(message.name)
-        self._loaded[message.name] = Adapter(message.name, message.digest)
+        self._loaded[message.name] = Adapter(message.name, message.digest, message.virtual_tokens)
         self._leave(former, now)
         self._send(NameAdapters(self.adapters))
         self._note(loading, AdapterProgress("loaded", message.digest))

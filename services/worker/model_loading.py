@@ -131,7 +131,10 @@ def _load(
     if device.type != "cpu":
         check_deterministic_kernels(config, kernels)
     in_places = isinstance(kernels, DenseModel)
-    adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
+    most = adapter_loading.most_virtual_tokens(config, info)
+    adapters, held = adapter_loading.load_adapters(
+        config, model, in_places=in_places, most_virtual=most
+    )
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:

@@ -34,7 +34,7 @@ CAPACITY = Capacity(
     max_model_len=4096,
     vocab_size=320,
     tasks=["embed"],
-    adapters=[Adapter("sql", "d1")],
+    adapters=[Adapter("sql", "d1"), Adapter("soft", "d2", 20)],
 )
 
 
@@ -87,7 +87,12 @@ def test_a_task_under_the_name_of_an_adapter_is_refused() -> None:
 
     with pytest.raises(Overloaded, match="the model 'sql' does not do the task 'embed'"):
         opened("sql", "embed")
-    for name, task in (("base", "embed"), ("sql", "generate"), ("sql", "tokenize")):
+    for name, task in (("base", "embed"), ("sql", "generate"), ("soft", "tokenize")):
         opened(name, task)
     sent = [one for one in wire.sent if isinstance(one, Submit)]
     assert [one.model for one in sent] == ["base"] * 3
+    heads = [msgspec.msgpack.decode(one.work, type=Work).head for one in sent]
+    found = [(head.adapter, head.virtual_tokens) for head in heads]
+    assert found == [("", 0), ("d1", 0), ("d2", 20)]
+    longest = {one.name: one.max_model_len for one in gateway.models()}
+    assert longest == {"base": 4096, "sql": 4096, "soft": 4076}

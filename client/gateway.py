@@ -157,8 +157,13 @@ class PipelineGateway:
         if (adapted := self._adapted.get(head.model)) is not None:
             if head.task != GENERATE and (refused := task_refusal(head, [adapted])) is not None:
                 raise Overloaded(refused)
-            adapter = adapted.adapters[0].digest
-            head = msgspec.structs.replace(head, model=adapted.parent, adapter=adapter)
+            adapter = adapted.adapters[0]
+            head = msgspec.structs.replace(
+                head,
+                model=adapted.parent,
+                adapter=adapter.digest,
+                virtual_tokens=adapter.virtual_tokens,
+            )
         return work if head is work.head else msgspec.structs.replace(work, head=head)
 
     async def known(self, name: str = "") -> None:
@@ -181,7 +186,7 @@ class PipelineGateway:
                 parts.look(now)
                 reason = parts.hopeless(now)
                 if not reason and parts.waited_too_long(began, now):
-                    reason = parts.too_late()
+                    reason = parts.too_late(now)
                 if reason or self.is_closed:
                     raise self._unavailable(reason or GOING_DOWN)
                 await asyncio.sleep(UNINFORMED_SECONDS)
@@ -334,7 +339,7 @@ class PipelineGateway:
                 self.ledger.end_waiting(name, lambda began: True, reason, again)
             else:
                 is_over = functools.partial(parts.waited_too_long, now=now)
-                self.ledger.end_waiting(name, is_over, parts.too_late(), again)
+                self.ledger.end_waiting(name, is_over, parts.too_late(now), again)
 
     def _unavailable(self, message: str, retry_after: float = 1.0) -> Overloaded:
         return Overloaded(Shed(0, 0, 503, "overloaded_error", message, retry_after=retry_after))

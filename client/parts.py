@@ -104,7 +104,8 @@ class Parts:
         participant, sleeper = self._participant, self._participant.sleepers.get(self._model)
         served = participant.has_served(self._model)
         if task in OF_TOKENIZERS and served and self.states()["tokenizer"] == Phase.READY:
-            return ""
+            is_silent = participant.silence(now) > max(self._wait, JOIN_SECONDS)
+            return self.explain(self._silence(now)) if is_silent else ""
         if sleeper is not None and sleeper.reason:
             return self.explain("it could not be woken, and the server's log says why")
         if not served:
@@ -117,7 +118,7 @@ class Parts:
             flag = "--restart-wait-s" if sleeper is None else "--wake-wait-s"
             return self.explain(f"{flag} 0 lets no request wait")
         if participant.silence(now) > longest:
-            return self.explain(f"the router has been silent for {participant.silence(now):.0f} s")
+            return self.explain(self._silence(now))
         for name, state in self.states().items():
             if name not in _SERVICES or state == Phase.READY:
                 continue
@@ -152,12 +153,18 @@ class Parts:
         what = f"model {self._model!r}" if several else "server"
         return f"the {what} is not ready ({_listed(self.states())}): {cause}; try again"
 
-    def too_late(self) -> str:
+    def too_late(self, now: float) -> str:
         """The same, for one that has waited."""
+        waited = f"{self._wait:g} s (--restart-wait-s)"
         if self._sleeper is not None:
             waited = f"{self._wake_wait:g} s for it to wake (--wake-wait-s)"
-            return self.explain(f"the request has waited {waited}")
-        return self.explain(f"the request has waited {self._wait:g} s (--restart-wait-s)")
+        cause = f"the request has waited {waited}"
+        if self._participant.silence(now) > JOIN_SECONDS:
+            cause += f", and {self._silence(now)}"
+        return self.explain(cause)
+
+    def _silence(self, now: float) -> str:
+        return f"the router has been silent for {self._participant.silence(now):.0f} s"
 
     def _is_coming(self, name: str) -> bool:
         """Whether a process of the part starts or loads; of an engine, with a worker of its own."""

@@ -87,7 +87,7 @@ def with_engine(known: ServedModel | None, identity: Identity, capacity: Capacit
         capacity.generates,
         capacity.labels,
         capacity.longest_task_prompt,
-        capacity.adapters,
+        [one for one in capacity.adapters if one.name],
         ends=capacity.ends,
         repeats=capacity.repeats,
     )
@@ -121,10 +121,18 @@ def _joined(known: list[Adapter], more: list[Adapter]) -> list[Adapter]:
 
 
 def adapter_models(base: ServedModel) -> list[ServedModel]:
-    """The adapters of a model as clients see them: they generate, and do nothing else."""
+    """The adapters of a model as clients see them: they generate, and do nothing else. What stands
+    ahead of each prompt leaves a client less of the model's positions."""
     return [
         msgspec.structs.replace(
-            base, name=one.name, aliases=[], tasks=[], labels=[], adapters=[one], parent=base.name
+            base,
+            name=one.name,
+            aliases=[],
+            max_model_len=max(1, base.max_model_len - one.virtual_tokens),
+            tasks=[],
+            labels=[],
+            adapters=[one],
+            parent=base.name,
         )
         for one in base.adapters
     ]

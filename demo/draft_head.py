@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from penstock.demo.model import MLP, Qwen3, RMSNorm, Shape, rotate, save_json
@@ -168,3 +168,17 @@ def loss_of(head: DraftHead, logits: Tensor, wanted: Tensor) -> Tensor:
     logits: [n, len(ids)]; wanted: [n, vocab] of the target."""
     soft = wanted[:, head.ids].softmax(-1)
     return functional.cross_entropy(logits, soft)
+
+
+def read(target: Qwen3, folder: Path) -> DraftHead:
+    """A head that ``DraftHead.save`` wrote, in fp32."""
+    tensors = load_file(folder / "model.safetensors")
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    head = DraftHead(target, ids, len(tensors["midlayer.mlp.up_proj.weight"]))
+    weights = {
+        name.removeprefix("midlayer.").removeprefix("self_attn."): tensor.float()
+        for name, tensor in tensors.items()
+        if name not in ("d2t", "t2d")
+    }
+    head.load_state_dict(weights)
+    return head

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import contextlib
 import http.client
 import json
 import random
@@ -24,7 +23,7 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -104,10 +103,12 @@ def told(rates: Sequence[Rate], other: float) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, for either")
+    parser.add_argument(
+        "--threads", type=int, help="of torch, for either (default: as either chooses)"
+    )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="for either")
     parser.add_argument(
         "--clients", type=int, nargs="+", default=[1], help="of the server, at once"
@@ -115,46 +116,36 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="texts in each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    return parser
+    options = parser.parse_args(arguments)
+    import torch
 
-
-@contextlib.contextmanager
-def _served(options: argparse.Namespace) -> Iterator[tuple[str, Mapping[psutil.Process, str]]]:
-    """A server's URL, once it is ready, and its processes with the service of each."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    theirs = import_module("sentence_transformers").SentenceTransformer(
+        options.folder, device=options.device
+    )
     command = [sys.executable, "-m", "penstock.services", "serve", options.folder, "--port", "0"]
-    command += ["--device", options.device, "--threads", str(options.threads)]
+    command += ["--device", options.device]
+    command += ["--threads", str(options.threads)] if options.threads else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         if server.stdout is None:
             raise RuntimeError("no standard output")
         address = next(filter(None, (re.search(r"http://[\d.]+:\d+", x) for x in server.stdout)))
+        clients = [over_http(address[0]) for _ in range(max(options.clients))]
         while True:
             try:
                 urllib.request.urlopen(address[0] + "/ready")
                 break
             except OSError:
                 time.sleep(0.2)
-        root = psutil.Process(server.pid)
-        yield address[0], {one: service_of(one) for one in (root, *root.children(recursive=True))}
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    import torch
-
-    torch.set_num_threads(options.threads)
-    theirs = import_module("sentence_transformers").SentenceTransformer(
-        options.folder, device=options.device
-    )
-    with _served(options) as (url, processes):
-        clients = [over_http(url) for _ in range(max(options.clients))]
 
         def library(given: Sequence[str]) -> Vectors:
             vectors: Vectors = theirs.encode(list(given), batch_size=64, show_progress_bar=False)
             return vectors
+
+        root = psutil.Process(server.pid)
+        processes = {one: service_of(one) for one in (root, *root.children(recursive=True))}
 
         def of_server() -> Mapping[str, float]:
             return cpu_of(processes)
@@ -173,6 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             other = max(one.texts_a_second for one in rates["sentence-transformers"])
             for name, of in rates.items():
                 print(f"batch {batch}: {name}: {told(of, other)}", flush=True)
+    finally:
+        server.terminate()
+        server.wait(30)
     return 0
 
 

@@ -224,8 +224,8 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
     lora: Annotated[
         list[str],
         Meta(
-            description="A LoRA adapter, NAME=FOLDER (peft's format), served as a model of that "
-            "name."
+            description="An adapter (LoRA, or on CPUs a soft prompt), NAME=FOLDER (peft's "
+            "format), served as a model of that name."
         ),
     ] = []
     lora_required: Annotated[

@@ -246,7 +246,7 @@ class OwnedRequest:
             head.model,
             work.prefix,
             len(choices),
-            longest + work.max_tokens,
+            head.virtual_tokens + longest + work.max_tokens,
             head.task,
             SPANS.wanted(head.trace),
             head.adapter,

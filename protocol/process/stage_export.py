@@ -3,7 +3,7 @@
 A span is over when it is recorded, so the thread that works on requests only puts what it knows of
 it (``Stage``) into the queue of the SDK's batch processor. All else (ids, limits, protobuf) is left
 to the processor's own thread, in ``StageExporter``, which fills OTLP's messages itself: that takes
-a quarter of what the SDK takes to make a span and to encode it. Imported only while spans are
+a third of what the SDK takes to make spans and to encode them. Imported only while spans are
 recorded: it needs the SDK.
 """
 

@@ -21,7 +21,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 40
+PROTOCOL_VERSION = 42
 
 Message = (
     membership.Hello
@@ -59,6 +59,7 @@ Message = (
     | steps.BringAdapter
     | steps.AdapterBrought
     | steps.DropAdapter
+    | steps.NameAdapters
     | kv_tier.TierOpen
     | kv_tier.TierOpened
     | kv_tier.TierKeys

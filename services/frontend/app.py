@@ -73,6 +73,8 @@ RIGHTS: Mapping[str, Right] = {
 """What a route asks of a key; all others are for the role user."""
 _OF_ANY_NAME = frozenset({"/v1/models/{model}", "/v1/admin/models/{model}"})
 """As aiohttp writes paths whose declaration allows a slash within a name."""
+_NAMES_OF_OTHERS = {"embed": "/v1/embeddings", "embeddings": "/v1/embeddings"}
+"""What ends the path of a route at another server (Cohere, Ollama, text-embeddings-inference)."""
 LONGEST_PATH = 256
 """Characters of an unknown path that are looked at, to find the one that is meant."""
 _PATHS = web.AppKey("paths", frozenset[str])
@@ -111,13 +113,13 @@ def _error_response(error: ApiError, dialect: Dialect | None = None) -> web.Resp
 
 def _meant(request: web.Request) -> str:
     """The path that a base URL without its ``/v1``, with two of them or with a slash too many has
-    missed; empty: there is none."""
+    missed, or that stands for another server's; empty: there is none."""
     parts = [part for part in request.path[:LONGEST_PATH].split("/") if part]
     rest = parts[sum(1 for part in takewhile("v1".__eq__, parts)) :]
     for path in ("/" + "/".join(rest), "/v1/" + "/".join(rest)):
         if rest and path in request.app[_PATHS]:
             return path
-    return ""
+    return _NAMES_OF_OTHERS.get(rest[-1], "") if rest else ""
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> ApiError:

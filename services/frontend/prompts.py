@@ -42,9 +42,7 @@ def parse_prompts(
     Raises ``ApiError`` 400.
     """
     if field is None:
-        field = PromptField(
-            "prompt", MAX_PROMPTS, model.max_model_len, "the maximum context length is"
-        )
+        field = PromptField("prompt", MAX_PROMPTS, model.max_model_len, _why(model))
     name = field.name
     if isinstance(value, str):
         return [_text(value, name, field)]
@@ -56,7 +54,7 @@ def parse_prompts(
         return [_tokens(value, name, model, keep, field)]
     if len(value) > field.most:
         raise bad_request(
-            f"{name} holds {len(value)} prompts; at most {field.most} are allowed in one request",
+            f"{name} holds {len(value)} {name}s; at most {field.most} are allowed in one request",
             param=name,
         )
     prompts: list[Prompt] = []
@@ -70,10 +68,17 @@ def parse_prompts(
             prompts.append(_long_tokens(one, where, model, keep, field))
         else:
             raise bad_request(
-                f"{where} is {show(one)} among prompts; text or an array of token ids is allowed",
+                f"{where} is {show(one)} among {name}s; text or an array of token ids is allowed",
                 param=name,
             )
     return prompts
+
+
+def _why(model: ServedModel) -> str:
+    """What is said ahead of the most tokens that a model takes."""
+    virtual = sum(one.virtual_tokens for one in model.adapters) if model.parent else 0
+    ahead = f"beside the {virtual} virtual tokens of the adapter " if virtual else ""
+    return f"{ahead}the maximum context length is"
 
 
 def _empty(where: str, field: PromptField) -> ApiError:
@@ -123,9 +128,14 @@ def _long_tokens(
 
 
 def _too_long(where: str, tokens: str, field: PromptField) -> ApiError:
+    if field.name == "prompt":
+        found = f"the prompt is too long: {where} has {tokens} tokens"
+        end = f"{_BOTH} (--max-model-len)"
+    else:
+        found = f"{where} is too long: it has {tokens} tokens"
+        end = ": shorten it, or send truncate_prompt_tokens"
     return bad_request(
-        f"the prompt is too long: {where} has {tokens} tokens; {field.why} {field.longest} tokens"
-        f"{_BOTH if field.name == 'prompt' else ''} (--max-model-len)",
+        f"{found}; {field.why} {field.longest} tokens{end}",
         param=field.name,
         code="context_length_exceeded",
     )

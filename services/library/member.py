@@ -51,13 +51,14 @@ def adapted_head(head: RequestHead, capacity: Capacity) -> RequestHead | Rejecte
     if head.task != GENERATE and head.task not in OF_TOKENIZERS:
         reason = f"adapter is {show(name)}, which only generates; leave it out to {head.task}"
         return Rejected(0, 0, 400, "invalid_request_error", reason, param="adapter")
-    digests = {one.name: one.digest for one in capacity.adapters}
-    if digest := digests.get(name):
-        return msgspec.structs.replace(head, adapter=digest)
+    loaded = {one.name: one for one in capacity.adapters if one.name}
+    if one := loaded.get(name):
+        rows = one.virtual_tokens
+        return msgspec.structs.replace(head, adapter=one.digest, virtual_tokens=rows)
     if not capacity.max_model_len:
         reason = "no engine has said yet which adapters it has; try again"
         return Rejected(0, 0, 503, "overloaded_error", reason, param="adapter")
-    known = ", ".join(map(show, sorted(digests))) or "none"
+    known = ", ".join(map(show, sorted(loaded))) or "none"
     reason = f"the adapter {show(name)} does not exist; loaded are: {known}"
     return Rejected(0, 0, 404, "not_found_error", reason, param="adapter")
 

@@ -32,9 +32,9 @@ class AdapterMessages:
         self._service = service
         self._loaded = EngineAdapters(ranks, service.group.send)
 
-    def attached(self, engine: Attached) -> frozenset[str]:
+    def attached(self, engine: Attached, now: float) -> frozenset[str]:
         """Workers have attached. Returns the digests of what they have loaded."""
-        self._loaded.attached(engine.adapters)
+        self._loaded.attached(engine.adapters, now)
         return self._loaded.digests
 
     def asked(self, asked: Ask, core: SchedulerCore | None, now: float) -> Told:

@@ -66,8 +66,8 @@ class _Resident:
 
     def release(self, waiters: Iterable[Waiter]) -> None:
         """They may start."""
-        both = [one for one in (*self.released, *waiters) if one.waits]
-        self.released = sorted(both, key=lambda waiter: waiter.order, reverse=True)
+        both = {one.sequence: one for one in (*self.released, *waiters) if one.waits}
+        self.released = sorted(both.values(), key=lambda waiter: waiter.order, reverse=True)
 
     def awaiting(self) -> Waiter | None:
         """The first of those that have yet to start."""

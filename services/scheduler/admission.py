@@ -165,12 +165,12 @@ def make_request(
     """Read a request without its sequences. Raises ``Unservable``."""
     head = work.head
     prompt_len = len(_token_ids(work.prompt, "the prompt", limits))
-    lengths = work.lengths or [prompt_len]
+    lengths, virtual = work.lengths or [prompt_len], head.virtual_tokens
     max_output = work.max_tokens
     if not head.accepted:
         for length in lengths:
-            _check_length(length, limits, whole=head.task != GENERATE)
-        max_output = min(limits.max_sequence_len - max(lengths), max_output)
+            _check_length(length, limits, virtual, whole=head.task != GENERATE)
+        max_output = min(limits.max_sequence_len - max(lengths) - virtual, max_output)
     _check_sampling(work.sampling)
     drafts = limits.max_row_tokens > 1 and head.task == GENERATE and not work.lengths
     return Request(
@@ -184,7 +184,7 @@ def make_request(
         stop_ids=frozenset(work.stop_ids if max_output else ()),
         root=chain_root(head),
         prefix=work.prefix,
-        prompt_len=prompt_len,
+        prompt_len=virtual * len(lengths) + prompt_len,
         max_output=max_output,
         sampling=work.sampling,
         reads_output=work.reads_output,
@@ -211,7 +211,8 @@ def _spans(work: TokenWork) -> list[RetainedSpan]:
             raise Unservable(
                 f"a prefix is to be retained for {span.seconds} seconds; {allowed} are possible"
             )
-    return work.retain
+    virtual = work.head.virtual_tokens
+    return [RetainedSpan(virtual + span.tokens, span.seconds) for span in work.retain]
 
 
 def _corpus(head: RequestHead) -> bytes:
@@ -231,10 +232,11 @@ def make_sequences(
         raise Unservable(f"a request needs one or more distinct choices, got {wanted}")
     prompts, seconds = _prompts(work)
     most, sequences = limits.max_sequence_len, []
+    virtual = _virtual_ids(request.head.virtual_tokens, limits)
     for state, prompt, second in zip(work.choices, prompts, seconds, strict=True):
         _check_sampling(state.sampling)
         output = _token_ids(state.output, f"the output of choice {state.choice}", limits)
-        tokens = array("i", prompt)
+        tokens = virtual + array("i", prompt)
         prompt_len = len(tokens)
         tokens.extend(output)
         wanted_len = prompt_len + request.max_output
@@ -288,10 +290,26 @@ def _token_ids(data: bytes, what: str, limits: Limits) -> array[int]:
     return tokens
 
 
-def _check_length(prompt_len: int, limits: Limits, *, whole: bool) -> None:
-    """whole: nothing is generated behind it."""
+def _virtual_ids(count: int, limits: Limits) -> array[int]:
+    """What stands for the rows of a soft prompt, see ``NewSlot.virtual_tokens``."""
+    return array("i", range(limits.vocab_size, limits.vocab_size + count))
+
+
+def _check_length(prompt_len: int, limits: Limits, virtual: int = 0, *, whole: bool) -> None:
+    """virtual: tokens of a soft prompt, which stand ahead of it; whole: nothing is generated behind
+    it."""
     if prompt_len == 0:
         raise Unservable("the prompt is empty: it must hold at least one token")
+    if virtual:
+        most = limits.max_sequence_len - virtual - 1
+        if prompt_len > most:
+            raise Unservable(
+                f"the prompt has {prompt_len} tokens; with the {virtual} virtual tokens of its "
+                "adapter and one token of output it is longer than the "
+                f"{limits.max_sequence_len} tokens that this engine holds: shorten it to "
+                f"{max(most, 0)} tokens or less"
+            )
+        return
     if whole and limits.task_prompts == "whole":
         if prompt_len > limits.longest_task_prompt:
             raise Unservable(

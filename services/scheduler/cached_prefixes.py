@@ -45,19 +45,21 @@ class CachedPrefixes:
     def note(self, sequence: Sequence, kv: KVCache) -> None:
         """Look which prefixes of a sequence are held, unless it has no more than last time."""
         request, names, block_size = sequence.request, sequence.kv.digests, kv.block_size
-        reach = bisect_right(BOUNDARIES, len(names) * block_size)
+        virtual = request.head.virtual_tokens  # a digest names what stands behind them
+        reach = bisect_right(BOUNDARIES, len(names) * block_size - virtual)
         if sequence.num_noted == reach:
             return
         sequence.num_noted = reach
         digests, is_batch = request.prefix, request.num_prompts > 1
         count = len(digests) // DIGEST_BYTES
-        if not is_batch and count != bisect_right(BOUNDARIES, request.prompt_len):
+        if not is_batch and count != bisect_right(BOUNDARIES, request.prompt_len - virtual):
             return  # whoever sent the request does not make any
         # Of a batch the router knows only what all its prompts begin with.
         if not is_batch and reach > count:
-            digests = extended(digests, request.root, sequence.tokens[covered(count) :].tobytes())
+            more = sequence.tokens[virtual + covered(count) :]
+            digests = extended(digests, request.root, more.tobytes())
         for boundary, digest in zip(BOUNDARIES, split(digests), strict=False):
-            index, inside = divmod(boundary, block_size)
+            index, inside = divmod(virtual + boundary, block_size)
             if index > len(names):
                 return
             if not inside and kv.finds(names[index - 1]):

@@ -150,7 +150,7 @@ class SchedulerCore:
             sequence.suspect = work.stalls >= SUSPECT_STALLS
         self._sequences.register(request, sequences)
         if not continued:
-            self.counters.prompt_tokens += request.prompt_len
+            self.counters.prompt_tokens += request.prompt_len - work.head.virtual_tokens
         return None
 
     @crash_only

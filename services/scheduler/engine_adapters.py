@@ -13,12 +13,20 @@ import msgspec
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.administration import AdapterPlace, AdapterProgress
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.protocol.wire.messages.steps import AdapterLoaded, DropAdapter, LoadAdapter
+from penstock.protocol.wire.messages.steps import (
+    AdapterLoaded,
+    DropAdapter,
+    LoadAdapter,
+    NameAdapters,
+)
 from penstock.services.scheduler.admission import Offers
 
 HELD_SECONDS = 1.5
 """An adapter that is unloaded is still taken for so long: by then every frontend has heard of it,
 and what they sent before that has come."""
+
+RETURN_SECONDS = 10.0
+"""The same where another scheduler had unloaded it: its requests come here by then."""
 
 KEPT_LOADS = 64
 """Loads of which it is known what came of them."""
@@ -46,20 +54,22 @@ class EngineAdapters:
 
     @property
     def adapters(self) -> list[Adapter]:
-        return list(self._loaded.values())
+        """Those that requests may have, without a name where they are on their way out."""
+        leaving = (Adapter("", digest) for digest in self._leaving)
+        return [*self._loaded.values(), *leaving]
 
     @property
     def digests(self) -> frozenset[str]:
         """Of those that requests may have."""
         return frozenset((*(one.digest for one in self._loaded.values()), *self._leaving))
 
-    def attached(self, adapters: list[Adapter]) -> None:
-        """The workers have attached, perhaps others than before."""
-        self._loaded = {one.name: one for one in adapters}
+    def attached(self, adapters: list[Adapter], now: float) -> None:
+        """The workers have attached, perhaps others than before, with what they were told last."""
+        self._loaded = {one.name: one for one in adapters if one.name}
         for loading in self._loading.values():
             self._note(loading, AdapterProgress("failed", reason="the worker was lost meanwhile"))
         self._loading.clear()
-        self._leaving.clear()
+        self._leaving = {one.digest: now + RETURN_SECONDS for one in adapters if not one.name}
         self._unwanted.clear()
 
     def load(self, asked: AdapterPlace) -> AdapterProgress:
@@ -84,6 +94,8 @@ class EngineAdapters:
         """A worker has read one, or could not."""
         loading = self._loading.get(message.name)
         if loading is None or loading.place.folder != message.folder:
+            self._unwanted |= {message.digest} - {""}  # a scheduler that is gone had asked for it
+            self._drop_unwanted()
             return
         loading.answers[sender] = message
         if len(loading.answers) < self._ranks:
@@ -100,8 +112,9 @@ class EngineAdapters:
             self._drop_unwanted()
             return
         former = self._loaded.get(message.name)
-        self._loaded[message.name] = Adapter(message.name, message.digest)
+        self._loaded[message.name] = Adapter(message.name, message.digest, message.virtual_tokens)
         self._leave(former, now)
+        self._send(NameAdapters(self.adapters))
         self._note(loading, AdapterProgress("loaded", message.digest))
         self._drop_unwanted()
 
@@ -118,6 +131,8 @@ class EngineAdapters:
         """Take no more requests for an adapter."""
         former = self._loaded.pop(name, None)
         self._leave(former, now)
+        if former is not None:
+            self._send(NameAdapters(self.adapters))
         return AdapterProgress("gone", "" if former is None else former.digest)
 
     def _leave(self, former: Adapter | None, now: float) -> None:

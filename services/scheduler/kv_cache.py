@@ -43,8 +43,7 @@ class KVCache:
         counters: Counters | None = None,
     ) -> None:
         """``most_step``: positions of one sequence that are computed at once, at most: its tables
-        reach no further beyond the position that it has come to for certain. ``counters``: count
-        what was not retained for as long as it should be."""
+        reach no further beyond the position that it has come to for certain."""
         self.block_size = block_size
         self.num_groups = len(groups)
         self.blocks = BlockManager(num_blocks, shares, counters)
@@ -284,9 +283,11 @@ class KVCache:
         """Retain nothing beyond its time. To be called often."""
         self.blocks.lapse(now)
 
-    def let_go(self, holder: SequenceHolder, *, shared: bool) -> None:
-        """Reuse what nobody holds of a sequence first; of a shared one what its tenant retains."""
-        digests = self.digests(holder, len(holder.tokens) // self.block_size)
+    def let_go(self, holder: SequenceHolder, begin: int = 0, *, shared: bool) -> None:
+        """Reuse first what nobody holds of a sequence, from a position on; of a shared one what its
+        tenant retains."""
+        first, count = begin // self.block_size, len(holder.tokens) // self.block_size
+        digests = self.digests(holder, count)[first:] if self._caching and first < count else []
         for group in self._groups:
             self.blocks.let_go(group.names(digests), holder.tenant, shared=shared)
 
@@ -383,8 +384,7 @@ class KVCache:
             raise RuntimeError("holders that are no sequences are counted wrongly")
         for holder in held:
             self._check_tables(holder)
-        tables = [table for one in self._holders for table in one.tables]
-        groups: dict[int, int] = {}
+        tables, groups = [table for one in self._holders for table in one.tables], dict[int, int]()
         for place, table in enumerate(tables):
             group = place % self.num_groups
             for block in table:

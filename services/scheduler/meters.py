@@ -23,7 +23,7 @@ def _record(sequence: Sequence) -> None:
     SPANS.record("queue", trace, request.queued_at, started or now, facts)
     if started:
         prompt = {
-            "penstock.prompt_tokens": sequence.prompt_len,
+            "penstock.prompt_tokens": sequence.shown_prompt_len,
             "penstock.cached_tokens": max(0, sequence.cached_tokens),
         }
         SPANS.record("prefill", trace, started, first or now, facts | prompt)

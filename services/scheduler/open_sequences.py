@@ -63,6 +63,7 @@ class OpenSequences:
             self.planner.batch.release(sequence)
         self.waiting.remove(sequence)
         sequence.resumed = True
+        sequence.request.retained = False  # what its step would have computed is found no more
 
     def return_to_queue(self, sequence: Sequence) -> None:
         """Let a sequence wait, wherever it is, in the place that is due to it now."""
@@ -97,11 +98,17 @@ class OpenSequences:
         if sequence.running:
             self.planner.batch.release(sequence)
         self.waiting.remove(sequence)
-        if sequence.request.release:
-            self.planner.kv.let_go(sequence.kv, shared=not sequence.request.head.cache_salt)
         sequence.finished = True
         self.on_closed(sequence)
         request = sequence.request
         del request.open[sequence.choice]
+        if request.release:
+            self._let_go(sequence)
         if not request.open:
             self.requests.remove(request)
+
+    def _let_go(self, sequence: Sequence) -> None:
+        """Its part of the cache is not wanted again; the prompt is when no other choice has it."""
+        request = sequence.request
+        begin = sequence.prompt_len if request.open else 0
+        self.planner.kv.let_go(sequence.kv, begin, shared=not request.head.cache_salt)

@@ -332,7 +332,8 @@ class Planner:
             self._counters.prefix_query_tokens += len(sequence.tokens)
             self._counters.prefix_hit_tokens += sequence.num_hits
         if sequence.cached_tokens < 0:
-            sequence.cached_tokens = min(sequence.num_hits, sequence.prompt_len)
+            shown = sequence.num_hits - sequence.request.head.virtual_tokens
+            sequence.cached_tokens = min(max(shown, 0), sequence.shown_prompt_len)
             sequence.started_at = step.now
             sequence.queued_s = max(0.0, step.now - sequence.request.arrival)
             self._on_started(sequence)
@@ -359,6 +360,7 @@ class Planner:
                 trace=sequence.request.trace,
                 most=sequence.max_len if self._row_tokens > 1 else 0,
                 corpus=sequence.request.corpus if self._row_tokens > 1 else b"",
+                virtual_tokens=sequence.request.head.virtual_tokens,
             )
         )
         self._add_chunk(step, sampled, sequence)

@@ -52,7 +52,7 @@ class Request:
     prefix: bytes
     """As in ``TokenWork``; may be empty."""
     prompt_len: int
-    """Tokens of its prompt; of a batch those of all prompts."""
+    """Tokens of its prompt, virtual ones included; of a batch those of all prompts."""
     max_output: int
     """Tokens that one choice may generate: max_tokens, or what the engine's limits leave; with 0 it
     ends when its prompt is computed, and the token drawn then is dropped."""
@@ -125,7 +125,8 @@ class Sequence:
     number: int
     """Unique in this scheduler, ascending with arrival."""
     tokens: array[int]
-    """Prompt and the output known so far. ``array('i')`` is int32 wherever torch runs."""
+    """Prompt and the output known so far; first the virtual tokens of its request's adapter, if
+    there are any. ``array('i')`` is int32 wherever torch runs."""
     prompt_len: int
     max_len: int
     """Tokens at which it ends: max_tokens, max_model_len or KV memory."""
@@ -169,7 +170,7 @@ class Sequence:
     num_hits: int = 0
     """Positions taken from the prefix cache when it last got its slot."""
     cached_tokens: int = -1
-    """Prompt tokens found in the cache when it first ran; -1: never ran."""
+    """Prompt tokens found in the cache when it first ran, virtual ones aside; -1: never ran."""
     started_at: float = 0.0
     """When it first ran, in the scheduler's monotonic seconds; 0: never ran."""
     first_token_at: float = 0.0
@@ -202,6 +203,11 @@ class Sequence:
     def sampling(self) -> bytes:
         """What it asks of the sampler, for the worker."""
         return self.own_sampling or self.request.sampling
+
+    @property
+    def shown_prompt_len(self) -> int:
+        """Tokens of the prompt that its client knows of."""
+        return self.prompt_len - self.request.head.virtual_tokens
 
     @property
     def num_output(self) -> int:

@@ -124,7 +124,7 @@ class SchedulerService(LoopService):
             ends=end_tokens(self.config.model.model),
             repeats=whole.repeats,
         )
-        loaded = self._adapters.attached(whole)
+        loaded = self._adapters.attached(whole, now)
         offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
         if self.core is None:
             config = self.config

@@ -6,7 +6,9 @@ what the template writes ahead of it, encoded, is compared with the prompt.
 
 from __future__ import annotations
 
+import re
 import secrets
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from penstock.protocol.wire.messages.requests import (
     Chat,
     Work,
 )
+from penstock.services.tokenizer.control_tokens import Rendered
 from penstock.services.tokenizer.prompt_encoding import shown_tools
 from penstock.services.tokenizer.prompt_error import PromptError
 from penstock.services.tokenizer.text_model import TextModel
@@ -38,17 +41,16 @@ def retained_spans(
     inner = [one for one in hints.breakpoints if one.message is not None]
     found = [RetainedSpan(whole, one.seconds) for one in hints.breakpoints if one.message is None]
     if inner and isinstance(work.prompt, Chat):
-        prefixes = _texts_before(inner, work.prompt, text_model, shown_tools(work))
-        for one, text in zip(inner, prefixes, strict=False):
-            ids = text_model.encode(text, add_special_tokens=False)
-            if tokens := _shared(ids, prompt):
+        prefixes = _rendered_before(inner, work.prompt, text_model, shown_tools(work))
+        for one, prefix in zip(inner, prefixes, strict=False):
+            if tokens := _shared(text_model.encode_rendered(prefix), prompt):
                 found.append(RetainedSpan(tokens, one.seconds))
     return found
 
 
-def _texts_before(
+def _rendered_before(
     places: Sequence[Breakpoint], chat: Chat, text_model: TextModel, tools: bytes
-) -> list[str]:
+) -> list[Rendered]:
     """What the template writes ahead of each place; none where it refuses the marked messages."""
     messages: list[dict[str, Any]] = msgspec.json.decode(chat.messages)
     marks = [secrets.token_hex(_MARK_BYTES) for _ in places]
@@ -59,16 +61,22 @@ def _texts_before(
         begin, end = content[: place.characters], content[place.characters :]
         messages[place.message]["content"] = f"{begin}{mark}{end}"
     try:
-        text = text_model.render_chat(msgspec.json.encode(messages), chat.template_kwargs, tools)
+        marked = text_model.rendered(msgspec.json.encode(messages), chat.template_kwargs, tools)
     except PromptError:
         return []
-    found = []
-    for mark in marks:
-        before = text[: max(0, text.find(mark))]
-        for other in marks:
-            before = before.replace(other, "")
-        found.append(before)
-    return found
+    any_mark = re.compile("|".join(marks))
+    return [_before(max(0, marked.text.find(mark)), marked, any_mark) for mark in marks]
+
+
+def _before(end: int, marked: Rendered, any_mark: re.Pattern[str]) -> Rendered:
+    """What a template wrote ahead of a place, without marks."""
+    text, own = any_mark.sub("", marked.text[:end]), marked.own
+    if own is None:
+        return Rendered(text, None)
+    cuts = [mark.end() for mark in any_mark.finditer(marked.text, 0, end)]
+    length = 2 * _MARK_BYTES
+    moved = ((span, length * bisect_right(cuts, span[0])) for span in own if span[1] <= end)
+    return Rendered(text, [(first - by, last - by) for (first, last), by in moved])
 
 
 def _position(marked: tuple[Breakpoint, str]) -> tuple[int, int]:

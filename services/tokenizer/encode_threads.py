@@ -83,7 +83,8 @@ class EncodeThreads:
                 self._running[tenant] -= 1
                 if not self._running[tenant]:
                     del self._running[tenant]
-                self._changed.notify()
+                if self._waiting:  # perhaps for what this tenant may hold again
+                    self._changed.notify()
 
     def _take(self) -> tuple[str, _Play]:
         """The next job: of the first tenant in turn that holds fewer threads than it may."""

@@ -153,7 +153,7 @@ class FolderTasks:
         if accepted and isinstance(prompt, Tokens):  # as they were encoded and cut then
             return EncodedPrompt(prompt.ids)
         keep, longest = work.params.truncate_prompt_tokens, self.longest(max_model_len)
-        most = max_model_len if keep is None else TRUNCATED_LENGTHS * max_model_len
+        most = longest if keep is None else TRUNCATED_LENGTHS * max_model_len
         if accepted:
             most = ANY_LENGTH
         else:

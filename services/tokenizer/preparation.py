@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,9 +22,12 @@ from penstock.protocol.tasks import GENERATE, OF_FOLDERS
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     PoolingParams,
+    Prompt,
+    PromptText,
     Tokens,
     TokenWork,
     Work,
+    prompts_of,
 )
 from penstock.protocol.wire.messages.steps import SlotSampling
 from penstock.services.tokenizer.banned_strings import folded_strings
@@ -58,7 +62,10 @@ MAX_STREAMED_LOGPROBS = 2048
 """Tokens of a prompt that a stream may repeat, or send logprobs of: a connection's backlog must
 stay below what a slow reader may have."""
 QUICK_TOKENS = 4096
-"""A prompt of so many ids, about 20 µs of work, is not worth a thread."""
+"""A prompt of so many ids, about 20 µs of work, is not worth a thread, …"""
+QUICK_CHARACTERS = 512
+"""… nor are texts of so many characters together. They take a tenth of a millisecond, which is what
+it costs to wake a thread and to be woken by it; where others use the cores that takes many."""
 MAX_BAD_WORD_TOKENS = 64
 MAX_BAD_WORDS_TOKENS = 2048
 """What a worker has room for in a slot (``penstock.kernels.sampling.bad_words``)."""
@@ -199,16 +206,29 @@ def may_have_grammar(work: Work) -> bool:
 
 
 def may_be_quick(work: Work) -> bool:
-    """Whether nothing of a request is text that is to be encoded, and its ids are few."""
+    """Whether a request has few ids and little text, and asks for nothing that takes long."""
     params = work.params
     return (
-        isinstance(work.prompt, Tokens)
-        and len(work.prompt.ids) <= QUICK_TOKENS * TOKEN_BYTES
-        and work.head.task == GENERATE
+        (work.head.task == GENERATE or work.head.task in OF_FOLDERS)
         and work.output is None
         and params.structured_outputs is None
         and not (params.bad_words or params.banned_strings or params.dry_multiplier)
+        and _are_short(prompts_of(work))
     )
+
+
+def _are_short(prompts: Sequence[Prompt]) -> bool:
+    """Whether ids and texts together are few. Chats and pairs may stand in templates."""
+    ids = characters = 0
+    for prompt in prompts:
+        match prompt:
+            case Tokens():
+                ids += len(prompt.ids)
+            case PromptText():
+                characters += len(prompt.text)
+            case _:
+                return False
+    return ids <= QUICK_TOKENS * TOKEN_BYTES and characters <= QUICK_CHARACTERS
 
 
 def _check_closable(family: Family, text_model: TextModel) -> None:

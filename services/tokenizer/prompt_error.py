@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.protocol.wire.messages.requests import RequestHead
+
+WINDOW_EXCEEDED = "context_length_exceeded"
+
 
 class PromptError(ValueError):
     """A request that cannot become tokens; the client gets it as a 400.
@@ -24,4 +28,11 @@ def window_exceeded(message: str, param: str) -> PromptError:
     Agents shorten the conversation and ask again when they see this code. Many look at the words
     alone, for "prompt is too long" (Anthropic's) or "maximum context length" (OpenAI's).
     """
-    return PromptError(message, param, "context_length_exceeded")
+    return PromptError(message, param, WINDOW_EXCEEDED)
+
+
+def virtual_words(head: RequestHead) -> str:
+    """What an error about the window says beside, where more stands in it than a client sees."""
+    if not head.virtual_tokens:
+        return ""
+    return f"; beside them stand the {head.virtual_tokens} virtual tokens of the adapter"

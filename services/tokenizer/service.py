@@ -45,11 +45,11 @@ from penstock.services.tokenizer.parsed_stream import ParsedStream
 from penstock.services.tokenizer.pooled_stream import PooledStream
 from penstock.services.tokenizer.preparation import (
     Prepared,
-    PromptError,
     may_be_quick,
     may_have_grammar,
     prepare,
 )
+from penstock.services.tokenizer.prompt_error import WINDOW_EXCEEDED, PromptError, virtual_words
 from penstock.services.tokenizer.text_model import TextModel
 
 ENCODE_THREADS = 3
@@ -134,16 +134,17 @@ class TokenizerService(AsyncService):
 
     # --- encoding
 
-    def _max_model_len(self, task: str) -> int:
-        """The shortest limit of the model's engines that are there and do a task, else the model's
-        own."""
+    def _max_model_len(self, head: RequestHead) -> int:
+        """The shortest limit of the model's engines that are there and do a request's task, else
+        the model's own; without the virtual tokens that stand ahead of the prompt."""
         engines = [
             peer.capacity
             for peer in self.participant.of("scheduler")
             if peer.capacity.max_model_len and peer.identity.fingerprint == self._fingerprint
         ]
-        doing = [one for one in engines if task in one.done] or engines
-        return min((one.max_model_len for one in doing), default=self.info.max_model_len)
+        doing = [one for one in engines if head.task in one.done] or engines
+        longest = min((one.max_model_len for one in doing), default=self.info.max_model_len)
+        return max(1, longest - head.virtual_tokens)
 
     def _tasks_for(self, task: str) -> FolderTasks:
         """What the folder makes of prompts for a task, whatever ``--task`` says here."""
@@ -183,7 +184,7 @@ class TokenizerService(AsyncService):
         if not plain:
             self._vetting.add((request_id, attempt))
         threads = self._threads if plain else self._grammar_threads
-        known = (work, self.text, self.info, self._max_model_len(task))
+        known = (work, self.text, self.info, self._max_model_len(head))
         future: Future[Prepared] | Future[Answered]
         if task in OF_TOKENIZERS:
             future = threads.submit(tenant, answer, *known)
@@ -205,9 +206,10 @@ class TokenizerService(AsyncService):
     def _prepare_now(self, request_id: int, attempt: int, work: Work) -> None:
         """Prepare a request that takes less time than to wake a thread for it."""
         began, done = self.loop.time(), Future[Prepared]()
-        known = self._max_model_len(work.head.task), work.params.seed or 0
+        task, text = work.head.task, self._text_model()
+        known = text, self.info, self._max_model_len(work.head), work.params.seed or 0
         try:
-            done.set_result(prepare(work, self._text_model(), self.info, *known))
+            done.set_result(prepare(work, *known, folder_tasks=self._tasks_for(task)))
         except Exception as error:
             done.set_exception(error)
         self._encoded(request_id, attempt, work.head, began, done)
@@ -254,7 +256,8 @@ class TokenizerService(AsyncService):
             return
         except PromptError as error:
             error.__traceback__ = None  # it holds the prompt, in a circle
-            told = str(error), error.param, error.code, error.choice
+            words = virtual_words(head) if error.code == WINDOW_EXCEEDED else ""
+            told = str(error) + words, error.param, error.code, error.choice
             self._refuse(request_id, attempt, 400, *told)
             return
         except GrammarsBusy as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.protocol.wire.messages.requests import Chat, Pair, Prompt, PromptText, Tokens
@@ -68,6 +68,21 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     if first >= second:
         return longer, min(second, room - longer)
     return min(first, room - longer), longer
+
+
+def _too_long(found: str, most: int, param: str, cuts: bool) -> str:
+    """found: how long a beginning is. Of an input no answer follows."""
+    if param != "input":
+        return (
+            f"the prompt is too long: {found}; the maximum context length is {most} tokens for "
+            "prompt and answer together (--max-model-len)"
+        )
+    if cuts:
+        return f"the input is too long to be truncated: {found}, and {most} are read: shorten it"
+    return (
+        f"the input is too long: {found}; this model takes at most {most}: shorten it, or send "
+        "truncate_prompt_tokens"
+    )
 
 
 class TextModel:
@@ -157,7 +172,7 @@ class TextModel:
 
     def render_chat(self, messages: bytes, template_kwargs: bytes, tools: bytes = b"") -> str:
         """The prompt's text. Raises ``PromptError``."""
-        return self._render(messages, template_kwargs, tools).text
+        return self.rendered(messages, template_kwargs, tools).text
 
     def encode_chat(
         self,
@@ -173,8 +188,12 @@ class TextModel:
         The template writes the control tokens, so none is added; those that a user wrote are
         encoded as plain text.
         """
-        rendered = self._render(messages, template_kwargs, tools)
+        rendered = self.rendered(messages, template_kwargs, tools)
         self._check_length(rendered.text, max_tokens, "messages")
+        return self.encode_rendered(rendered)
+
+    def encode_rendered(self, rendered: Rendered) -> bytes:
+        """int32 ids of what a template wrote, or of its beginning."""
         if rendered.own is None or self.tokenizer.encode_special_tokens:
             return self.encode(rendered.text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(rendered.text, rendered.own))
@@ -199,11 +218,12 @@ class TextModel:
         self, text: str, keep: int | None, most: int, add_special_tokens: bool = True
     ) -> bytes:
         """int32 ids of a text, of which at most ``keep`` are kept: its beginning, and all special
-        tokens around it. Raises ``PromptError``, soon where a text has far more than ``most``."""
-        self._check_length(text, most, "input")
+        tokens around it. Of a long text that is cut no more is encoded than what surely holds them;
+        else raises ``PromptError``, soon where it has far more than ``most``."""
         if keep is None:
+            self._check_length(text, most, "input")
             return self.encode(text, add_special_tokens)
-        (bare,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        bare = self._beginning(text, keep)
         if not add_special_tokens:
             return _to_bytes(bare.ids[:keep])
         bare.truncate(max(0, keep - self.tokenizer.num_special_tokens_to_add(False)))
@@ -230,8 +250,9 @@ class TextModel:
         begins, or 0 where there is one. keep: so many tokens at most; the longer text is cut.
         keep_other: tokens of the second text, at most, before that. Raises ``PromptError``, soon
         where a text has far more than ``most``, the second one than ``most_other``."""
-        self._check_length(text, most, "input")
-        self._check_length(other, most_other or most, "input")
+        self._check_length(text, most, "input", cuts=keep is not None)
+        cuts = keep is not None or keep_other is not None
+        self._check_length(other, most_other or most, "input", cuts=cuts)
         if keep is None and keep_other is None:
             (both,) = self.tokenizer.encode_batch_fast([(text, other)])
         else:
@@ -253,17 +274,26 @@ class TextModel:
         """The part of a text that its first ``tokens`` tokens stand for. Of a long one no more is
         encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
         ``most``."""
-        self._check_length(text, most, "input")
+        self._check_length(text, most, "input", cuts=True)
+        found = self._beginning(text, tokens, offsets=True)
+        return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+
+    def _beginning(self, text: str, tokens: int, *, offsets: bool = False) -> Encoding:
+        """Of so much of a text that its first ``tokens`` tokens are those of the whole, without
+        special ones; of all of it, if there are no more. offsets: wanted, which takes longer."""
+        encode_batch = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
         size = LONG_TOKEN * (tokens + _CUT_TOKENS)
         while True:
-            (found,) = self.tokenizer.encode_batch([text[:size]], add_special_tokens=False)
-            if size < len(text) and len(found.ids) <= tokens + _CUT_TOKENS:
-                size *= 2
-                continue
-            return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
+            (found,) = encode_batch([text[:size]], add_special_tokens=False)
+            if size >= len(text) or len(found.ids) > tokens + _CUT_TOKENS:
+                return found
+            size *= 2
 
-    def _check_length(self, text: str, max_tokens: int | None, param: str) -> None:
-        """Raise ``PromptError`` for a text whose beginning alone is much too long.
+    def _check_length(
+        self, text: str, max_tokens: int | None, param: str, *, cuts: bool = False
+    ) -> None:
+        """Raise ``PromptError`` for a text whose beginning alone is much too long. cuts: it is to
+        be truncated.
 
         Megabytes of text would keep a thread for seconds and take gigabytes, only to be refused.
         Where a text is cut, a token or two more may come about, never twice as many.
@@ -274,12 +304,8 @@ class TextModel:
         while size < len(text):
             count = len(encode(self.tokenizer, text[:size], add_special_tokens=False))
             if count > 2 * max_tokens:
-                raise window_exceeded(
-                    f"the prompt is too long: the first {size} of {len(text)} characters are "
-                    f"{count} tokens; the maximum context length is {max_tokens} tokens for prompt "
-                    "and answer together (--max-model-len)",
-                    param,
-                )
+                found = f"the first {size} of {len(text)} characters are {count} tokens"
+                raise window_exceeded(_too_long(found, max_tokens, param, cuts), param)
             size *= 2
 
     @cached_property
@@ -297,7 +323,8 @@ class TextModel:
             raise TypeError(f"{self._name} has no chat template")
         return self._template.render(messages, {"tools": tools})
 
-    def _render(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
+    def rendered(self, messages: bytes, template_kwargs: bytes, tools: bytes) -> Rendered:
+        """The prompt's text, and what of it the template wrote. Raises ``PromptError``."""
         if self._template is None:
             raise PromptError(
                 f"{self._name} has no chat template; send a prompt to /v1/completions instead",

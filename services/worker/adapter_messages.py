@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.steps import (
     AdapterLoaded,
     BringAdapter,
     DropAdapter,
     LoadAdapter,
+    NameAdapters,
 )
 from penstock.services.worker.executor import Executor
 
@@ -31,6 +31,9 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
             tell(AdapterLoaded(name, folder, reason=reason))
         case BringAdapter() if loader is not None:
             loader.bring(message)
+        case NameAdapters(adapters):
+            if executor is not None:
+                executor.adapters = adapters
         case DropAdapter(digest):
             if executor is not None and loader is not None:
                 loader.drop(digest)
@@ -40,12 +43,12 @@ def take(executor: Executor | None, message: Message, tell: Callable[[Message], 
     return True
 
 
-def forget_unnamed(executor: Executor) -> None:
-    """Drop adapters that were replaced. All slots are gone, and no scheduler that comes knows of
-    them, so none would ever say that they may go."""
+def forget_others(executor: Executor) -> None:
+    """Drop what was read and is none of the engine's adapters. No scheduler that comes knows of it,
+    so none would ever say that it may go."""
     if (loader := _loader(executor)) is not None:
-        named = {one.digest for one in executor.adapters}
-        for digest in [one for one in loader.adapters.folders if one not in named]:
+        known = {one.digest for one in executor.adapters}
+        for digest in [one for one in loader.adapters.folders if one not in known]:
             loader.drop(digest)
 
 
@@ -58,12 +61,9 @@ def loads(executor: Executor | None) -> bool:
 def tell_loaded(executor: Executor | None, tell: Callable[[Message], None]) -> None:
     """Tell the scheduler what has been read or brought since the last call, or could not be."""
     loader = _loader(executor)
-    if executor is None or loader is None:
+    if loader is None:
         return
     for one in loader.finished():
-        if one.digest:
-            others = [known for known in executor.adapters if known.name != one.name]
-            executor.adapters = [*others, Adapter(one.name, one.digest)]
         tell(one)
     for brought in loader.brought():
         tell(brought)

@@ -23,7 +23,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -276,10 +276,30 @@ class ThreadTrial:
             best = min(best, typical)
 
 
-class ThreadReview:
+class Choice(Protocol):
+    @property
+    def threads(self) -> StepThreads | int: ...
+
+
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
+ChoiceT_co = TypeVar("ChoiceT_co", bound=Choice, covariant=True)
+
+
+class Trial(Protocol[ChoiceT_co]):
+    """``ThreadTrial``, or what else measures steps with several numbers of threads."""
+
+    @property
+    def choice(self) -> ChoiceT_co:
+        """What its looks say."""
+
+    def again(self) -> Iterator[None]:
+        """Another look, a step at a time."""
+
+
+class ThreadReview(Generic[ChoiceT]):
     """When to look again, and what came of it."""
 
-    def __init__(self, trial: ThreadTrial) -> None:
+    def __init__(self, trial: Trial[ChoiceT]) -> None:
         """trial: with its first look taken."""
         self._trial = trial
         self.choice = trial.choice

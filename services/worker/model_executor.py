@@ -36,7 +36,7 @@ from penstock.protocol.wire.messages.steps import (
     StepResult,
 )
 from penstock.services.worker.adjustments import SlotAdjuster
-from penstock.services.worker.cpu_threads import StepThreads, ThreadReview
+from penstock.services.worker.cpu_threads import StepThreads, ThreadChoice, ThreadReview
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.kv_memory import KVMemory, MemoryBlocks
@@ -112,7 +112,7 @@ class ModelExecutor(DirectExecutor):
         self.summary = ""
         self.threads: StepThreads | None = None
         """CPU threads that a step uses; ``None``: as many as torch was told."""
-        self.review: ThreadReview | None = None
+        self.review: ThreadReview[ThreadChoice] | None = None
         """Looks at ``threads`` again; ``None``: nobody does."""
         self._model = model
         with torch.inference_mode():

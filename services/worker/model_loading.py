@@ -60,6 +60,7 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place
 from penstock.services.worker.rank_group import HostRanks, RankGroup
+from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.speculation.model_drafter import ModelDrafter
 from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
@@ -114,6 +115,8 @@ def _load(
     pooling = read_pooling(info, config.model)
     adapter_loading.check_adapters(config, info, pooling, device.type)
     check_deterministic(config, info, pooling, device.type, dtype)
+    if pooling.generates:  # what is wrong with drafts is told before weights are read
+        read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
     headless = not pooling.generates and not pooling.is_judge
     model = make_model(
         config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
@@ -128,7 +131,10 @@ def _load(
     if device.type != "cpu":
         check_deterministic_kernels(config, kernels)
     in_places = isinstance(kernels, DenseModel)
-    adapters, held = adapter_loading.load_adapters(config, model, in_places=in_places)
+    most = adapter_loading.most_virtual_tokens(config, info)
+    adapters, held = adapter_loading.load_adapters(
+        config, model, in_places=in_places, most_virtual=most
+    )
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
         if ahead.processes:

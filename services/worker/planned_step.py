@@ -18,11 +18,16 @@ class PlannedChunk(NamedTuple):
     tokens: npt.NDArray[np.int32]
     sample: bool
     predicted: npt.NDArray[np.int32]
-    """The prompt's tokens after those of the first rows, if their logprobs are wanted."""
+    """The prompt's tokens after those of the rows from ``predicted_from`` on, if their logprobs are
+    wanted."""
     drawn: npt.NDArray[np.int32] = np.zeros(0, np.int32)
     """Output tokens after those of the rows from ``drawn_from`` on, if it matters how probable they
     were."""
     drawn_from: int = 0
+    predicted_from: int = 0
+    """Rows of virtual tokens, and no other, stand ahead of the one that predicts the first."""
+    virtual: int = 0
+    """Virtual tokens of the whole sequence: its first positions."""
 
 
 class DraftRows(NamedTuple):

@@ -272,7 +272,7 @@ class WorkerService(LoopService):
         if self._copies is not None:
             self._copies.drop()
         self._reset(executor)
-        adapter_messages.forget_unnamed(executor)
+        adapter_messages.forget_others(executor)
 
     def _reset(self, executor: Executor) -> None:
         """Drop all slots and what is under way."""

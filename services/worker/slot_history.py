@@ -12,7 +12,7 @@ from penstock.protocol.wire.messages.steps import NewSlot
 
 
 class History(NamedTuple):
-    """What a new slot's adjustments read: int32 ids."""
+    """What a new slot's adjustments read: int32 ids of the vocabulary."""
 
     prompt: npt.NDArray[np.int32]
     """All of it, or nothing: then they do not read it."""
@@ -26,7 +26,7 @@ def history(new: NewSlot, prompts: Sequence[bytes] = ()) -> History:
         prompt = np.frombuffer(prompts[new.prompt], "<i4")
     else:
         prompt = np.frombuffer(new.tokens, "<i4")[: 0 if new.start else new.prompt_len]
-    return History(prompt, output_of(new))
+    return History(prompt[new.virtual_tokens :], output_of(new))
 
 
 def output_of(new: NewSlot) -> npt.NDArray[np.int32]:

@@ -25,6 +25,7 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.block_tables import BlockTables, PlanError
+from penstock.services.worker.plan_order import PlanOrder
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedChunk, PlannedStep
 
 __all__ = ["DraftRows", "IntArray", "PlanError", "PlannedChunk", "PlannedStep", "SlotTable"]
@@ -75,7 +76,11 @@ class SlotTable:
         self.steers = np.zeros(slots, np.bool_)
         """Slots whose next token depends on how probable their output was."""
         self.adapter = np.zeros(slots, np.int64)
-        """Number of each slot's adapter; 0: none."""
+        """Number of each slot's low-rank adapter; 0: none."""
+        self.virtual = np.zeros(slots, np.int64)
+        """Virtual tokens ahead of each slot's prompt."""
+        self.soft_prompt = np.zeros(slots, np.int64)
+        """Number of the adapter that they are of; 0: none."""
         self.adapter_numbers: Mapping[str, int] = {}
         """Digest → number of the adapters that are loaded."""
         self.seed = np.zeros(slots, np.uint64)
@@ -95,14 +100,13 @@ class SlotTable:
         """… and the position of the first of them."""
         self._order: list[int] = []
         self._decoding: IntArray | None = None
-        self._epoch = 0
-        self._expected: int | None = None
+        self._plans = PlanOrder()
         self.reset()
 
     def reset(self) -> None:
         """Free every slot; the next plan must be full."""
         self._clear()
-        self._expected = None
+        self._plans.reset()
 
     def _clear(self) -> None:
         self._state = [FREE] * len(self._state)
@@ -126,7 +130,9 @@ class SlotTable:
 
     def apply(self, plan: StepPlan) -> PlannedStep:
         """Change the slots as the plan says. Raises ``PlanError``; the slots are then undefined."""
-        self._check_number(plan)
+        if plan.full:
+            self._clear()
+        self._plans.take(plan)
         self.blocks.begin()
         self.added = [new.slot for new in plan.added]
         for slot in plan.gone:
@@ -183,18 +189,6 @@ class SlotTable:
             insort(self._order, slot)
             self._decoding = None
 
-    def _check_number(self, plan: StepPlan) -> None:
-        if plan.full:
-            self._clear()
-        elif self._expected is None:
-            raise PlanError(f"plan {plan.step}: a full plan is needed first")
-        elif plan.epoch != self._epoch:
-            raise PlanError(f"plan of epoch {plan.epoch}: epoch {self._epoch} is being executed")
-        elif plan.step != self._expected:
-            raise PlanError(f"plan {plan.step} came, plan {self._expected} was due")
-        self._epoch = plan.epoch
-        self._expected = plan.step + 1
-
     def _state_of(self, slot: int) -> int:
         if not 0 <= slot < len(self._state):
             raise PlanError(f"slot {slot}: slots are 0 … {len(self._state) - 1}")
@@ -223,7 +217,7 @@ class SlotTable:
         length = new.length
         if not 1 <= length <= limits.max_model_len:
             raise PlanError(f"slot {slot}: {length} tokens; allowed are 1 … {limits.max_model_len}")
-        self._check_ids(slot, tokens)
+        self._check_ids(slot, tokens, new.virtual_tokens - new.start)
         if not 1 <= new.prompt_len <= length:
             raise PlanError(f"slot {slot}: prompt_len {new.prompt_len} of {length} tokens")
         if not 0 <= new.num_computed < length:
@@ -264,7 +258,10 @@ class SlotTable:
         self.choice[slot] = new.choice & _UINT64
 
     def _set_adapter(self, new: NewSlot) -> None:
-        self.adapter[new.slot] = number = self.adapter_numbers.get(new.adapter, 0)
+        number = self.adapter_numbers.get(new.adapter, 0)
+        self.virtual[new.slot] = new.virtual_tokens
+        both = (number, 0) if not new.virtual_tokens else (0, number)
+        self.adapter[new.slot], self.soft_prompt[new.slot] = both
         if new.adapter and not number:
             self._unreadable[new.slot] = "its adapter is not loaded here: did its files change?"
 
@@ -302,8 +299,10 @@ class SlotTable:
             if slot in self._unreadable
         ]
 
-    def _check_ids(self, slot: int, tokens: npt.NDArray[np.int32]) -> None:
+    def _check_ids(self, slot: int, tokens: npt.NDArray[np.int32], virtual: int) -> None:
+        """virtual: so many of the first are no tokens of the vocabulary; perhaps none or less."""
         vocab = self.capacity.vocab_size
+        tokens = tokens[max(virtual, 0) :]
         if (
             len(tokens) and int(tokens.view(np.uint32).max()) >= vocab
         ):  # negative ones are the highest
@@ -318,7 +317,7 @@ class SlotTable:
                     f"slot {slot}: prompt {new.prompt} of {len(prompts)} is not its prompt of "
                     f"{new.prompt_len} tokens"
                 )
-            self._check_ids(slot, np.frombuffer(prompts[new.prompt], "<i4"))
+            self._check_ids(slot, np.frombuffer(prompts[new.prompt], "<i4"), new.virtual_tokens)
         elif new.start and asked is not None and asked.reads_prompt:
             raise PlanError(f"slot {slot}: its adjustments read the prompt, which is not there")
         if asked is not None and new.start > new.prompt_len:
@@ -374,12 +373,14 @@ class SlotTable:
         self.position[slot] = end
         first, past = chunk.start - skipped, end - skipped
         last = int(self.prompt_length[slot]) - skipped if self.prompt_logprobs[slot] >= 0 else 0
-        predicted = known[first + 1 : max(min(past + 1, last), 0)]
+        virtual = int(self.virtual[slot])
+        shown = max(virtual - chunk.start, 0)
+        predicted = known[first + shown + 1 : max(min(past + 1, last), 0)]
         prompt = int(self.prompt_length[slot]) - skipped
         drawn_from = max(first, prompt - 1) if self.steers[slot] else past
         return PlannedChunk(
             slot, chunk.start, known[first:past], chunk.sample, predicted,
-            known[drawn_from + 1 : past + 1], drawn_from - first,
+            known[drawn_from + 1 : past + 1], drawn_from - first, shown, virtual,
         )  # fmt: skip
 
     def _check_budget(self, decoding: int, chunks: list[PlannedChunk]) -> None:

@@ -16,9 +16,9 @@ from penstock.kernels.kv_cache import clear_places, write_kv
 from penstock.kernels.linear import padded_rows
 from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache
-from penstock.services.worker.models.causal_model import StepAdapters, StepInputs
+from penstock.services.worker.models.causal_model import StepAdapters, StepInputs, VirtualRows
 from penstock.services.worker.plain_attention import PlainAttention
-from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
+from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 
 _NO_ADAPTERS = StepAdapters()
 MANY_ROWS = 512
@@ -139,10 +139,13 @@ class InputBuilder:
         token, position = self._decode_rows(step)
         tokens, positions = [token], [position]
         owners, sampled = [decoding], [np.arange(len(decoding), dtype=np.int64)]
-        row = len(decoding)
+        row, virtual = len(decoding), []
         for chunk in step.chunks:
             count = len(chunk.tokens)
             tokens.append(chunk.tokens.astype(np.int64))
+            if chunk.start < chunk.virtual:
+                virtual.append(self._virtual(chunk, row))
+                tokens[-1][: virtual[-1].length] = 0
             positions.append(np.arange(chunk.start, chunk.start + count, dtype=np.int64))
             owners.append(np.full(count, chunk.slot, np.int64))
             row += count
@@ -158,8 +161,13 @@ class InputBuilder:
                 [self._plan_attention(cache, step, positions[0]) for cache in self._caches],
             ),
             sampled=self._upload(np.concatenate(sampled), 0),
-            adapters=self._adapters(np.concatenate(owners), np.concatenate(sampled)),
+            adapters=self._adapters(np.concatenate(owners), np.concatenate(sampled), virtual),
         )
+
+    def _virtual(self, chunk: PlannedChunk, row: int) -> VirtualRows:
+        """The virtual tokens of a chunk whose first row is ``row``."""
+        length = min(chunk.virtual - chunk.start, len(chunk.tokens))
+        return VirtualRows(int(self._slots.soft_prompt[chunk.slot]), row, length, chunk.start)
 
     def clear(self, owners: IntArray, positions: IntArray) -> None:
         """Zero the values of these slots' positions: nothing attends to them, but a weight of 0
@@ -171,15 +179,20 @@ class InputBuilder:
         for number, (_, values) in zip(self._layers, self._memory, strict=True):
             clear_places(values, mappings[self._caches[number].group])
 
-    def _adapters(self, owners: IntArray, sampled: IntArray | None = None) -> StepAdapters:
+    def _adapters(
+        self,
+        owners: IntArray,
+        sampled: IntArray | None = None,
+        virtual: Sequence[VirtualRows] = (),
+    ) -> StepAdapters:
         """owners: slot of each row; sampled: the rows whose logits are wanted."""
         if not self._slots.adapter_numbers:
             return _NO_ADAPTERS
         numbers = self._slots.adapter[owners]
         if not numbers.any():
-            return _NO_ADAPTERS
+            return StepAdapters(virtual=virtual) if virtual else _NO_ADAPTERS
         chosen = () if sampled is None else self._grouped(numbers[sampled])
-        return StepAdapters(self._grouped(numbers), chosen)
+        return StepAdapters(self._grouped(numbers), chosen, virtual)
 
     def _grouped(self, numbers: IntArray) -> list[AdapterRows]:
         """numbers: of each row's adapter. As many rows of each as its products must have. The

@@ -57,14 +57,14 @@ def row_logprobs(words: Words, rows: IntArray, most: IntArray) -> list[SampledLo
 
 
 def asking_chunks(step: PlannedStep) -> list[tuple[int, PlannedChunk]]:
-    """(first row, chunk) of the chunks that bring logprobs of their prompt."""
+    """(row that predicts the first token, chunk) of chunks that bring logprobs of their prompt."""
     found, row = [], len(step.decoding)
     for chunk in step.chunks:
         if len(chunk.predicted):
-            found.append((row, chunk))
+            found.append((row + chunk.predicted_from, chunk))
         row += len(chunk.tokens)
     return found
 
 
 def chunk_logprobs(chunk: PlannedChunk, words: Words, most: int) -> ChunkLogprobs:
-    return ChunkLogprobs(chunk.slot, chunk.start, trim(words, most))
+    return ChunkLogprobs(chunk.slot, max(chunk.start - chunk.virtual, 0), trim(words, most))

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,9 +15,15 @@ import pytest
 from served import Served, served
 from victims import children, find, nothing_held, whole_again
 
+import penstock.demo
+
 pytestmark = pytest.mark.timeout(900)
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
-SUFFIX = ("--speculative", "suffix")
+HEAD = Path(penstock.demo.__file__).parent / "heads" / "eagle3"
+SOURCES = {
+    "suffix": ("--speculative", "suffix"),
+    "eagle3": ("--speculative", "eagle3", "--speculative-model", str(HEAD)),
+}
 REPEATED = "The red fox runs. The blue fox sleeps. The red fox runs. The blue fox sleeps. The red"
 SCHEMA = {
     "type": "object",
@@ -123,27 +130,30 @@ def streamed(server: Served, max_tokens: int) -> list[Any]:
 
 
 @contextlib.contextmanager
-def drafting(*flags: str) -> Iterator[Served]:
-    with served(*FLAGS, *SUFFIX, *flags) as running:
+def drafting(source: str, *flags: str) -> Iterator[Served]:
+    with served(*FLAGS, *SOURCES[source], *flags) as running:
         yield running
 
 
 @pytest.mark.slow
-def test_streams_are_the_same_with_drafts_and_without() -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_streams_are_the_same_with_drafts_and_without(source: str) -> None:
     with served(*FLAGS) as plain:
         expected = streamed(plain, 100)
-    with drafting() as server:
+    with drafting(source) as server:
         for _ in range(3):  # drafts of the later ones come from the outputs of the first
             for case, got, wanted in zip(CASES, streamed(server, 100), expected, strict=True):
                 assert got == wanted, case
         counts = server.settled()
-        assert counts["penstock_spec_decode_accepted_tokens_total"] > 100
+        least = 100 if source == "suffix" else 0  # in batches a head drafts now and then
+        assert counts["penstock_spec_decode_accepted_tokens_total"] > least
         nothing_held(server)
 
 
 @pytest.mark.chaos
-def test_killed_processes_change_no_stream_with_drafts() -> None:
-    with drafting("--fault", "worker:sleep=0.02@step", "--restart-wait-s", "120") as server:
+@pytest.mark.parametrize("source", SOURCES)
+def test_killed_processes_change_no_stream_with_drafts(source: str) -> None:
+    with drafting(source, "--fault", "worker:sleep=0.02@step", "--restart-wait-s", "120") as server:
         expected, count = streamed(server, 150), len(children(server))
 
         async def strike(role: str) -> list[Any]:

@@ -7,12 +7,13 @@ import time
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 from remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.gateway_interface import Overloaded, ServedModel
-from penstock.client.served_engines import ServedAdapters
+from penstock.client.served_engines import ServedAdapters, with_engine
 from penstock.protocol.process.participant import Participant
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.engine import Adapter
@@ -33,7 +34,7 @@ CAPACITY = Capacity(
     max_model_len=4096,
     vocab_size=320,
     tasks=["embed"],
-    adapters=[Adapter("sql", "d1")],
+    adapters=[Adapter("sql", "d1"), Adapter("soft", "d2", 20)],
 )
 
 
@@ -55,6 +56,12 @@ def test_of_two_adapters_of_one_name_the_first_is_served_and_the_other_told_once
         "the adapter 'b2' of the model 'a' is not served: the model 'b' has the name",
         "the adapter 'sql' of the model 'b' is not served: the model 'a' has the name",
     ]
+
+
+def test_what_has_no_name_any_more_is_no_model() -> None:
+    leaving = msgspec.structs.replace(CAPACITY, adapters=[Adapter("", "d0"), Adapter("sql", "d1")])
+    served = with_engine(None, Identity(1, "host", model="base"), leaving)
+    assert served.adapters == [Adapter("sql", "d1")]
 
 
 def test_a_task_under_the_name_of_an_adapter_is_refused() -> None:
@@ -80,7 +87,12 @@ def test_a_task_under_the_name_of_an_adapter_is_refused() -> None:
 
     with pytest.raises(Overloaded, match="the model 'sql' does not do the task 'embed'"):
         opened("sql", "embed")
-    for name, task in (("base", "embed"), ("sql", "generate"), ("sql", "tokenize")):
+    for name, task in (("base", "embed"), ("sql", "generate"), ("soft", "tokenize")):
         opened(name, task)
     sent = [one for one in wire.sent if isinstance(one, Submit)]
     assert [one.model for one in sent] == ["base"] * 3
+    heads = [msgspec.msgpack.decode(one.work, type=Work).head for one in sent]
+    found = [(head.adapter, head.virtual_tokens) for head in heads]
+    assert found == [("", 0), ("d1", 0), ("d2", 20)]
+    longest = {one.name: one.max_model_len for one in gateway.models()}
+    assert longest == {"base": 4096, "sql": 4096, "soft": 4076}

@@ -115,7 +115,7 @@ def test_a_model_that_sleeps_is_waited_for_as_long_as_a_request_may(state: str) 
         assert world.after(WAIT) == ""
     assert not world.parts.waited_too_long(began, began + 120.0)
     assert world.parts.waited_too_long(began, began + 120.1)
-    assert "--wake-wait-s" in world.parts.too_late()
+    assert "--wake-wait-s" in world.parts.too_late(began)
 
 
 def test_a_model_that_sleeps_has_no_hope_without_tokenizers() -> None:
@@ -235,6 +235,18 @@ def test_a_router_that_is_silent_for_too_long_gives_no_hope(world: World) -> Non
     assert UNREACHABLE_SECONDS < WAIT
     world.now += WAIT + 1.0
     assert "the router has been silent for 31 s" in world.parts.hopeless(world.now)
+
+
+def test_what_a_tokenizer_does_alone_waits_for_a_silent_router_once(world: World) -> None:
+    world.ready()
+    world.ready(3)
+    assert world.parts.hopeless(world.now, TOKENIZE) == ""
+    world.now += WAIT - 1.0
+    assert world.parts.hopeless(world.now, TOKENIZE) == "", "it may be started again"
+    world.now += 2.0
+    assert "the router has been silent for 31 s" in world.parts.hopeless(world.now, TOKENIZE)
+    too_late = world.parts.too_late(world.now)
+    assert "waited 30 s (--restart-wait-s), and the router has been silent for 31 s" in too_late
 
 
 def test_nothing_waits_where_nothing_may() -> None:

@@ -12,6 +12,29 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 PREFIX = "base_model.model."
+ROWS = "prompt_embeddings"
+
+
+def write_soft_prompt(
+    folder: Path,
+    count: int,
+    hidden: int,
+    *,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    tensors: dict[str, Tensor] | None = None,
+) -> Path:
+    """As peft saves it. ``tensors``: further ones, or others of these names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(count, hidden, generator=generator) * 0.2
+    save_file({ROWS: rows} | (tensors or {}), folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": count,
+        "token_dim": hidden, "num_transformer_submodules": 1, "prompt_tuning_init": "RANDOM",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(settings | (config or {})))
+    return folder
 
 
 def write_adapter(

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from adapter_folders import write_adapter
+from adapter_folders import write_adapter, write_soft_prompt
 from clients import Answer, ask, take_event
 from served import SMALL, Served, served
 from victims import find
@@ -21,6 +21,8 @@ from victims import find
 from penstock.loadtest.models.make_adapters import linear_sizes
 
 NAMES = ("mill", "wheel")
+VIRTUAL = 23
+"""Rows of the soft prompt ``soft``."""
 PROMPT = "The water wheel turns because"
 TEXT = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -32,6 +34,8 @@ def flags(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     for seed, name in enumerate(NAMES):
         folder = write_adapter(root / name, linear_sizes(small_model), seed=seed)
         found += ["--lora", f"{name}={folder}"]
+    soft = write_soft_prompt(root / "soft", VIRTUAL, 32, seed=5)
+    found += ["--lora", f"soft={soft}"]
     return [str(small_model), *SMALL, "--served-model-name", "base", *found]
 
 
@@ -54,11 +58,15 @@ def test_an_adapter_is_a_model_that_names_its_parent(server: Served) -> None:
         cards = json.load(answer)["data"]
     assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
         ("base", "base", None), ("mill", "mill", "base"), ("wheel", "wheel", "base"),
+        ("soft", "soft", "base"),
     ]  # fmt: skip
+    longest = {card["id"]: card["max_model_len"] for card in cards}
+    assert longest["mill"] == longest["base"] == longest["soft"] + VIRTUAL
     status, found = server.post("/v1/completions", {**TEXT, "model": "weel"})
     assert status == 404 and found["error"]["code"] == "model_not_found"
     assert (
-        "served here: 'base', 'mill', 'wheel'; did you mean 'wheel'?" in found["error"]["message"]
+        "served here: 'base', 'mill', 'wheel', 'soft'; did you mean 'wheel'?"
+        in found["error"]["message"]
     )
 
 
@@ -75,6 +83,51 @@ def test_rows_of_one_batch_have_each_their_own_adapter(server: Served) -> None:
         server, {**TEXT, "model": "mill", "response_format": shape, "ignore_eos": False}
     )
     assert json.loads(held.text[0]) in ("a", "b")
+
+
+def test_a_soft_prompt_changes_the_answer_and_nothing_else_that_is_seen(server: Served) -> None:
+    shown = {**TEXT, "echo": True, "logprobs": 1, "prompt_logprobs": 0}
+    base, soft = (asked(server, {**shown, "model": name})[0] for name in ("base", "soft"))
+    assert soft.text[0].startswith(PROMPT)
+    assert soft.usage is not None and base.usage is not None
+    assert soft.usage["prompt_tokens"] == base.usage["prompt_tokens"]
+    ours, theirs = soft.prompt_logprobs[0], base.prompt_logprobs[0]
+    assert [one and one.keys() for one in ours] == [one and one.keys() for one in theirs]
+    assert ours[0] is None and ours != theirs
+    alone = asked(server, {**TEXT, "model": "soft"})[0].text[0]
+    assert PROMPT + alone == soft.text[0]
+    mixed = [{**TEXT, "model": name} for name in ("soft", "mill", "base", "soft")]
+    together = asked(server, *mixed, {**TEXT, "model": "soft", "n": 2, "repetition_penalty": 1.2})
+    assert together[0].text == together[3].text == {0: alone}
+    assert PROMPT + together[2].text[0] == base.text[0]
+    assert together[4].text[0] == together[4].text[1]
+
+
+def test_beams_and_grammars_have_a_soft_prompt_and_vectors_have_none(server: Served) -> None:
+    beams = {"prompt": PROMPT, "max_tokens": 5, "use_beam_search": True, "n": 2}
+    found = [asked(server, {**beams, "model": name})[0] for name in ("base", "soft")]
+    assert found[0].error is None and found[1].error is None and found[0].text != found[1].text
+    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["a", "b"]}}}
+    held = {**TEXT, "model": "soft", "response_format": shape, "ignore_eos": False}
+    assert json.loads(asked(server, held)[0].text[0]) in ("a", "b")
+    status, _ = server.post("/v1/embeddings", {"model": "soft", "input": "Hello"})
+    assert status == 400
+
+
+def test_a_prompt_that_is_too_long_with_virtual_tokens_is_told_so(server: Served) -> None:
+    with urllib.request.urlopen(server.url + "/v1/models") as answer:
+        cards = {card["id"]: card["max_model_len"] for card in json.load(answer)["data"]}
+    longest = cards["soft"]
+    ids, words = [7] * (longest - 1), f"the {VIRTUAL} virtual tokens of the adapter"
+    asks = {**TEXT, "prompt": ids, "model": "soft"}
+    fits, long = asked(server, {**asks, "max_tokens": 1}, {**asks, "max_tokens": 2})
+    assert fits.status == 200 and fits.error is None
+    assert fits.usage is not None and fits.usage["prompt_tokens"] == longest - 1
+    assert (
+        long.status == 400 and words in str(long.error) and f" {longest} tokens" in str(long.error)
+    )
+    (over,) = asked(server, {**asks, "prompt": [*ids, 7, 7]})
+    assert over.status == 400 and words in str(over.error)
 
 
 def test_every_api_chooses_an_adapter_by_the_models_name(server: Served) -> None:
@@ -108,7 +161,7 @@ def test_every_api_chooses_an_adapter_by_the_models_name(server: Served) -> None
 @pytest.mark.parametrize("role", ["worker", "scheduler", "tokenizer"])
 def test_streams_go_on_with_their_adapters_when_a_process_dies(server: Served, role: str) -> None:
     body = {**TEXT, "max_tokens": 150, "stream": True}
-    bodies = [{**body, "model": name} for name in ("base", *NAMES)] * 2
+    bodies = [{**body, "model": name} for name in ("base", *NAMES, "soft")] * 2
 
     async def one(body: dict[str, Any], begun: asyncio.Semaphore) -> Answer:
         answer, events = Answer(200), 0

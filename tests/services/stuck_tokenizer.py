@@ -25,7 +25,7 @@ def stuck_prepare(work: Work, *arguments: Any, **named: Any) -> TokenWork:
 
 if __name__ == "__main__":
     service.prepare = stuck_prepare
-    preparation.QUICK_TOKENS = 0  # no prompt is prepared without a thread
+    preparation.QUICK_TOKENS = preparation.QUICK_CHARACTERS = 0  # all prompts have threads
     service.ENCODE_SECONDS = 0.5
     service.LOST_SECONDS = 2.0
     service.MAX_ENCODING = 12

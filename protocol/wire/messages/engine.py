@@ -41,13 +41,15 @@ class LayerGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A low-rank adapter (LoRA) that an engine has for its model."""
+    """An adapter that an engine has for its model: low-rank matrices (LoRA), or a soft prompt."""
 
     name: str
-    """By which clients choose it."""
+    """By which clients choose it; empty: none may any more, and open requests have it."""
     digest: str
     """Of its content. Requests name it, and so do the KV blocks that it has a part in: files that
     change make another adapter of it."""
+    virtual_tokens: int = 0
+    """Rows of a soft prompt, which stand ahead of each prompt; 0: it is none."""
 
 
 TaskPrompts = Literal["chunks", "all", "whole"]

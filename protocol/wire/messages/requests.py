@@ -167,8 +167,9 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A prefill engine has computed its prompt and handed it over: the blocks are kept, and its
     engine loads them."""
     deterministic: bool = False
-    """The answer of its seed must have the same bits whatever runs beside it: only an engine that
-    ``repeats`` computes it."""
+    """The answer of its seed has the same bits in any batch: its engine is one that ``repeats``."""
+    virtual_tokens: int = 0
+    """``Adapter.virtual_tokens`` of its adapter: they take positions, and count in no usage."""
 
 
 ToolMode = Literal["none", "auto", "required"]

@@ -197,6 +197,9 @@ class NewSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     corpus: bytes = b""
     """Drafts may be made for the slot: of its own text, and of others with the same corpus. The
     whole text is then there, as with adjustments that read it. Empty: none are made."""
+    virtual_tokens: int = 0
+    """The first so many of its prompt's tokens are the rows of its adapter's soft prompt. Their ids
+    follow those of the vocabulary: row i has ``vocab_size`` + i."""
 
     @property
     def length(self) -> int:
@@ -250,7 +253,8 @@ class ChunkLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     slot: int
     start: int
-    """The chunk's first position: the first entry is of the token after it."""
+    """The chunk's first position: the first entry is of the token after it. Virtual tokens have
+    neither entries nor, here, positions."""
     tokens: PackedLogprobs
 
 
@@ -314,6 +318,8 @@ class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag=46, gc=Fal
     """Empty: it is not loaded."""
     reason: str = ""
     """Why not."""
+    virtual_tokens: int = 0
+    """See ``Adapter``."""
 
 
 class BringAdapter(msgspec.Struct, frozen=True, array_like=True, tag=48, gc=False):
@@ -334,6 +340,13 @@ class AdapterBrought(msgspec.Struct, frozen=True, array_like=True, tag=49, gc=Fa
     digest: str
     reason: str = ""
     """Why it is in no place; empty: it is in one."""
+
+
+class NameAdapters(msgspec.Struct, frozen=True, array_like=True, tag=50, gc=False):
+    """Scheduler → every worker: these are the engine's adapters from now on. A worker tells it to
+    the next scheduler, as ``Attached.adapters``."""
+
+    adapters: list[Adapter]
 
 
 class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag=47, gc=False):

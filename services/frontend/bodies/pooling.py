@@ -43,7 +43,9 @@ _NAMES_OF_VECTORS = ForeignNames(
         "adapter": _NO_ADAPTER,
         "images": "not supported yet: models take text alone",
         "instruction": "prompt_name names one of the instructions in the model's folder",
+        "late_chunking": "each input becomes a vector of its own",
         "messages": "use input, with the text of a message",
+        "stream": "vectors come in one piece",
     },
 )
 """What vLLM, Jina, Cohere, Ollama and text-embeddings-inference have for vectors."""

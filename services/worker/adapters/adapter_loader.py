@@ -14,8 +14,8 @@ from penstock.protocol.wire.messages.steps import (
     LoadAdapter,
 )
 from penstock.services.worker.adapters.background_work import BackgroundWork
+from penstock.services.worker.adapters.checked_folder import checked_folder
 from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters, Updates
-from penstock.services.worker.adapters.peft_folder import AdapterFolder
 
 LOAD_SECONDS = 600.0
 """An adapter that is loaded is read for so long, at most; frontends wait as long for it."""
@@ -49,6 +49,7 @@ class _Read(NamedTuple):
     digest: str = ""
     updates: Updates | None = None
     reason: str = ""
+    virtual_tokens: int = 0
 
 
 class _Filled(NamedTuple):
@@ -83,9 +84,10 @@ class AdapterLoader:
 
     def _read(self, wanted: _Wanted) -> _Read:
         try:
-            checked = AdapterFolder(wanted.folder, self.adapters.sizes, self._max_rank)
+            checked = checked_folder(wanted.folder, self.adapters.model, self._max_rank)
             read = checked.read(self.adapters.item_bytes)
-            return _Read(wanted, read.digest, self.adapters.prepared(read))
+            updates = self.adapters.prepared(read)
+            return _Read(wanted, read.digest, updates, virtual_tokens=read.virtual_tokens)
         except (BadModelFolder, RuntimeError) as error:
             return _Read(wanted, reason=str(error))
         except Exception as error:
@@ -114,7 +116,7 @@ class AdapterLoader:
         except RuntimeError as error:
             return AdapterLoaded(name, str(folder), reason=str(error))
         self.adapters.hold(read.digest, read.updates)
-        return AdapterLoaded(name, str(folder), read.digest)
+        return AdapterLoaded(name, str(folder), read.digest, virtual_tokens=read.virtual_tokens)
 
     def _held_again(self, read: _Read, digest: str) -> None:
         self._again.discard(digest)

@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.kernels.gpu.low_rank import padded_rank
 from penstock.kernels.low_rank import LowRank, StackedLowRank
 from penstock.protocol.config.adapters import AdapterLimits
+from penstock.services.worker.adapters.checked_folder import NOT_ON_GPUS
 from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapters
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.linear import Linear
@@ -28,6 +29,7 @@ class DeviceAdapters(ModelAdapters):
         """See ``ModelAdapters``; max_rank: ``--max-lora-rank``."""
         self._multipliers = [each.residual_multiplier for each in decoder.specification.layers]
         super().__init__(decoder, limits, max_rank)
+        self.model = self.model._replace(no_soft_prompts=NOT_ON_GPUS)
         self._rank = padded_rank(max_rank)
         self.stacks = [
             LayerLinears(*(self._stack(linear) for linear in layer.linears))
@@ -70,7 +72,7 @@ class DeviceAdapters(ModelAdapters):
         place, highest = coming.number - 1, 0
         for products, stacks in zip(self.layers, self.stacks, strict=True):
             for product, stack in zip(products, stacks, strict=True):
-                update = coming.updates.get(product)
+                update = coming.updates.linears.get(product)
                 if update is not None:
                     highest = max(highest, *(part.up.shape[1] for part in update.parts))
                 self._copies.write(stack, place, update)

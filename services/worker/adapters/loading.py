@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 
@@ -17,8 +18,13 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.protocol.shown_values import show
 from penstock.protocol.wire.messages.engine import Adapter
-from penstock.services.worker.adapters.model_adapters import ModelAdapters, Updates, layer_sizes
-from penstock.services.worker.adapters.peft_folder import AdapterFolder
+from penstock.services.worker.adapters.checked_folder import (
+    checked_folder,
+    room_for_virtual_tokens,
+)
+from penstock.services.worker.adapters.model_adapters import ModelAdapters, Updates, adaptable
+from penstock.services.worker.adapters.peft_folder import PeftFolder
+from penstock.services.worker.adapters.soft_prompt import MAX_VIRTUAL_TOKENS
 from penstock.services.worker.loaded_model import AttentionAlone, words_of_others
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.causal_model import CausalModel
@@ -54,10 +60,16 @@ def check_adapters(config: Config, info: ModelInfo, pooling: Pooling, device: st
         raise ConfigError(
             f"{flag}: transformers' code computes the model, which takes no adapters{refusal}"
         )
-    sizes = layer_sizes(choice.specification, adapter_for(info).names)
+    names, most = adapter_for(info).names, most_virtual_tokens(config, info)
+    model = adaptable(choice.specification, names, most, device)
     for name, folder in named_folders(config) if config.loading.lora_required else ():
         with _told(name, required=True):
-            AdapterFolder(folder, sizes, config.loading.max_lora_rank)
+            checked_folder(folder, model, config.loading.max_lora_rank)
+
+
+def most_virtual_tokens(config: Config, info: ModelInfo) -> int:
+    """Of a soft prompt, as far as the model's limits say it before memory is taken."""
+    return room_for_virtual_tokens(config.model.max_model_len or info.max_model_len)
 
 
 def kernels_for_adapters(
@@ -91,10 +103,15 @@ def _flag(config: Config) -> str:
 
 
 def load_adapters(
-    config: Config, model: CausalModel, *, in_places: bool = False
+    config: Config,
+    model: CausalModel,
+    *,
+    in_places: bool = False,
+    most_virtual: int = MAX_VIRTUAL_TOKENS,
 ) -> tuple[list[Adapter], ModelAdapters | None]:
     """Load those that ``--lora`` names into a model that is not prepared yet; see
     ``check_adapters``. in_places: see ``DeviceAdapters``; the model is in the form of our kernels.
+    most_virtual: tokens of a soft prompt.
 
     All are checked before the first is read. Returns ``None`` where nothing asks for adapters.
     Raises ``BadModelFolder``, and ``ConfigError`` where the model takes none.
@@ -104,34 +121,40 @@ def load_adapters(
         return [], None
     if not isinstance(model, Decoder):
         raise ConfigError(f"{flag}: {words_of_others(model)}, which takes no adapters")
-    adapters = _made(config.loading, model, in_places=in_places)
+    adapters = _made(config.loading, model, most_virtual, in_places=in_places)
     checked = {}
     for name, folder in wanted:
         with _told(name, required=config.loading.lora_required):
-            checked[name] = AdapterFolder(folder, adapters.sizes, config.loading.max_lora_rank)
+            checked[name] = checked_folder(folder, adapters.model, config.loading.max_lora_rank)
     found = []
     with ThreadPoolExecutor(_READERS, "adapters") as readers:
         for name, one, reading in _read_ahead(checked, adapters, readers):
             with _told(name, required=config.loading.lora_required):
-                digest, updates = reading.result()
+                read = reading.result()
                 with torch.inference_mode():
-                    adapters.add(digest, updates, one.folder)
-                found.append(Adapter(name, digest))
+                    adapters.add(read.digest, read.updates, one.folder)
+                found.append(Adapter(name, read.digest, read.virtual_tokens))
     return found, adapters
 
 
+class _Read(NamedTuple):
+    digest: str
+    updates: Updates
+    virtual_tokens: int
+
+
 def _read_ahead(
-    checked: Mapping[str, AdapterFolder], adapters: ModelAdapters, readers: ThreadPoolExecutor
-) -> Iterator[tuple[str, AdapterFolder, Future[tuple[str, Updates]]]]:
+    checked: Mapping[str, PeftFolder], adapters: ModelAdapters, readers: ThreadPoolExecutor
+) -> Iterator[tuple[str, PeftFolder, Future[_Read]]]:
     """Each adapter with what becomes its digest and what was prepared of it, while those behind it
     are read: a file of each reader at most is in memory."""
 
     @torch.inference_mode()
-    def read(one: AdapterFolder) -> tuple[str, Updates]:
+    def read(one: PeftFolder) -> _Read:
         found = one.read(adapters.item_bytes)
-        return found.digest, adapters.prepared(found)
+        return _Read(found.digest, adapters.prepared(found), found.virtual_tokens)
 
-    waiting: deque[tuple[str, AdapterFolder, Future[tuple[str, Updates]]]] = deque()
+    waiting: deque[tuple[str, PeftFolder, Future[_Read]]] = deque()
     for name, one in checked.items():
         waiting.append((name, one, readers.submit(read, one)))
         if len(waiting) == _READERS:
@@ -139,10 +162,12 @@ def _read_ahead(
     yield from waiting
 
 
-def _made(loading: LoadingConfig, model: Decoder, *, in_places: bool) -> ModelAdapters:
+def _made(
+    loading: LoadingConfig, model: Decoder, most_virtual: int, *, in_places: bool
+) -> ModelAdapters:
     limits = adapter_limits(loading)
     if not in_places:
-        model.adapters = ModelAdapters(model, limits, loading.max_lora_rank)
+        model.adapters = ModelAdapters(model, limits, loading.max_lora_rank, most_virtual)
         return model.adapters
     from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,13 +14,16 @@ from penstock.kernels.low_rank import LowRank, LowRankPart
 from penstock.protocol.config.adapters import AdapterLimits
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters.adapted_linear import AdaptedLinear, StepRows
+from penstock.services.worker.adapters.checked_folder import NOT_ON_GPUS, AdaptableModel
 from penstock.services.worker.adapters.peft_folder import (
     LayerSize,
     LowRankPair,
     ReadAdapter,
     largest,
 )
+from penstock.services.worker.adapters.soft_prompt import MAX_VIRTUAL_TOKENS, VirtualTokens
 from penstock.services.worker.models.adapter import TensorNames
+from penstock.services.worker.models.causal_model import VirtualRows
 from penstock.services.worker.models.linear import Linear
 from penstock.services.worker.models.linear_shares import share_of
 from penstock.services.worker.models.linear_specification import LayerLinears, model_linears
@@ -44,6 +47,16 @@ def layer_sizes(model: ModelSpecification, names: TensorNames) -> dict[str, Laye
     }
 
 
+def adaptable(
+    model: ModelSpecification, names: TensorNames, most_virtual_tokens: int, device: str
+) -> AdaptableModel:
+    """device: ``cpu`` or ``cuda``."""
+    refusal = "" if device == "cpu" else NOT_ON_GPUS
+    return AdaptableModel(
+        layer_sizes(model, names), model.hidden_size, most_virtual_tokens, refusal
+    )
+
+
 def _prefix(names: TensorNames, layer: int) -> str:
     prefix = names.layer.format(layer)
     return prefix if prefix.startswith(_PREFIX) else _PREFIX + prefix
@@ -63,8 +76,18 @@ class _Target(NamedTuple):
     """What the layer's results are multiplied by where the weights hold that."""
 
 
-Updates = Mapping[AdaptedLinear, LowRank]
-"""What one adapter adds to each linear layer."""
+class Updates(NamedTuple):
+    """What one adapter has on this rank."""
+
+    linears: Mapping[AdaptedLinear, LowRank]
+    """What it adds to each linear layer."""
+    virtual: VirtualTokens | None = None
+    """What stands ahead of the prompts, where the rank has the embedding."""
+
+    @property
+    def num_bytes(self) -> int:
+        parts = sum(one.num_bytes for one in self.linears.values())
+        return parts + (0 if self.virtual is None else self.virtual.num_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +105,15 @@ class ModelAdapters:
     To be made before the decoder is prepared; adapters may come and go between steps. All but
     ``prepared`` and ``fill`` is for the thread that computes the steps."""
 
-    def __init__(self, decoder: Decoder, limits: AdapterLimits, max_rank: int = 0) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        limits: AdapterLimits,
+        max_rank: int = 0,
+        most_virtual_tokens: int = MAX_VIRTUAL_TOKENS,
+    ) -> None:
         """limits: beside each that replaces another there may be one more; max_rank:
-        ``--max-lora-rank``."""
+        ``--max-lora-rank``; most_virtual_tokens: of a soft prompt."""
         self._dtype, self._on, self._limits = decoder.dtype, decoder.device, limits
         self._max_rank = max_rank
         self.places = places = limits.places
@@ -100,17 +129,20 @@ class ModelAdapters:
             LayerLinears(*(AdaptedLinear(linear, self.step, places) for linear in layer.linears))
             for layer in decoder.weights.layers
         ]
-        self.sizes: Mapping[str, LayerSize]
-        """Of the whole model; see ``layer_sizes``."""
+        self.virtual: list[VirtualTokens | None] = [None] * (1 + places)
+        """By the number of an adapter."""
+        whole = decoder.whole if isinstance(decoder, RankDecoder) else decoder.specification
+        self.model = adaptable(whole, decoder.weights.names, most_virtual_tokens, self._on.type)
+        """The whole model, whatever this rank has of it."""
+        self._embeds = decoder.specification.embeds
+        multiplier = whole.embedding_multiplier if whole.multiplies_inputs else 1.0
+        self._virtual_multiplier = torch.tensor(multiplier, dtype=self._dtype).item()
         self._targets: dict[str, _Target] = {}
-        self._find_targets(decoder)
+        self._find_targets(decoder, whole)
 
-    def _find_targets(self, decoder: Decoder) -> None:
-        place, whole = ALONE, decoder.specification
-        if isinstance(decoder, RankDecoder):
-            place, whole = decoder.ranks.place, decoder.whole
+    def _find_targets(self, decoder: Decoder, whole: ModelSpecification) -> None:
+        place = decoder.ranks.place if isinstance(decoder, RankDecoder) else ALONE
         weights = decoder.weights
-        self.sizes = layer_sizes(whole, weights.names)
         layers = model_linears(whole, weights.names).layers
         for at in range(len(weights.layers)):
             prefix = _prefix(weights.names, weights.first_layer + at)
@@ -149,11 +181,9 @@ class ModelAdapters:
     def num_taken(self) -> int:
         """Bytes that they have of it by now."""
         if self._on.type == "cpu":
-            found = [one for updates in self.held.values() for one in updates.values()]
-        else:
-            each = (product.updates for layer in self.layers for product in layer)
-            found = [one for updates in each for one in updates if one is not None]
-        return sum(one.num_bytes for one in found)
+            return sum(updates.num_bytes for updates in self.held.values())
+        each = (product.updates for layer in self.layers for product in layer)
+        return sum(one.num_bytes for updates in each for one in updates if one is not None)
 
     def add(self, digest: str, updates: Updates, folder: Path) -> None:
         """Load an adapter of which this was ``prepared``, and bring it into a place where one is
@@ -213,7 +243,9 @@ class ModelAdapters:
         places were reserved. Here the products read the tensors where they are, once these are on
         the model's device."""
         if self._on.type != "cpu":
-            coming.updates = {product: one.to(self._on) for product, one in coming.updates.items()}
+            updates = coming.updates
+            linears = {product: one.to(self._on) for product, one in updates.linears.items()}
+            coming.updates = updates._replace(linears=linears)
 
     def settle(self, coming: Coming) -> None:
         """Steps may have an adapter from now on whose place is filled."""
@@ -227,29 +259,42 @@ class ModelAdapters:
 
     def apply(self, coming: Coming) -> None:
         """Let the products apply an adapter from now on."""
-        for product, update in coming.updates.items():
+        for product, update in coming.updates.linears.items():
             product.updates[coming.number] = update
+        self.virtual[coming.number] = coming.updates.virtual
 
     def prepared(self, adapter: ReadAdapter) -> Updates:
-        """What this rank adds to each of its layers, in the host's memory. Raises
-        ``BadModelFolder`` on every rank for what the model's type cannot hold, whoever has that
-        layer."""
+        """What this rank has of an adapter, in the host's memory. Raises ``BadModelFolder`` on
+        every rank for what the model's type cannot hold, whoever has that layer."""
         found: dict[AdaptedLinear, list[tuple[_Target, LowRankPair]]] = {}
         for module, pair in adapter.pairs.items():
             self._check_range(module, pair)
             if (target := self._targets.get(module)) is not None:
                 found.setdefault(target.product, []).append((target, pair))
-        return {product: self._joined(parts) for product, parts in found.items()}
+        linears = {product: self._joined(parts) for product, parts in found.items()}
+        rows = adapter.virtual
+        return Updates(linears, None if rows is None else self._virtual_tokens(rows))
+
+    def _virtual_tokens(self, stored: Tensor) -> VirtualTokens | None:
+        """stored: [n, hidden]; ``None`` where another rank has the embedding."""
+        scale = self._virtual_multiplier
+        self._check_number("prompt_embeddings", largest(stored) * scale, scale)
+        if not self._embeds:
+            return None
+        return VirtualTokens((stored.to(self._dtype) * scale).contiguous())
 
     def _check_range(self, module: str, pair: LowRankPair) -> None:
-        """Conversion is monotonic, so the largest number of each matrix tells for all."""
         most = (largest(pair.down), largest(pair.up) * abs(pair.scale))
         for which, one in zip("AB", most, strict=True):
-            if not bool(torch.isfinite(torch.tensor(one).to(self._dtype))):
-                raise BadModelFolder(
-                    f"{module}.lora_{which}: scaled by {pair.scale:g}, its largest number is out "
-                    f"of the range of {self._dtype}"
-                )
+            self._check_number(f"{module}.lora_{which}", one, pair.scale)
+
+    def _check_number(self, what: str, most: float, scale: float) -> None:
+        """Conversion is monotonic, so the largest number of a matrix, scaled, tells for all."""
+        if not bool(torch.isfinite(torch.tensor(most).to(self._dtype))):
+            raise BadModelFolder(
+                f"{what}: scaled by {scale:g}, its largest number is out of the range of "
+                f"{self._dtype}"
+            )
 
     def _joined(self, parts: list[tuple[_Target, LowRankPair]]) -> LowRank:
         downs, ups, rank = [], [], 0
@@ -269,12 +314,21 @@ class ModelAdapters:
         scaled = up.float() * (pair.scale * target.factor)
         return scaled.to(self._dtype).contiguous()
 
+    def put_virtual(self, residual: Tensor, places: Sequence[VirtualRows]) -> None:
+        """Put rows of soft prompts where a step has virtual tokens. residual: [N, hidden], the
+        embeddings of its rows."""
+        for adapter, first, length, start in places:
+            virtual = self.virtual[adapter]
+            if virtual is not None:
+                residual[first : first + length] = virtual.rows[start : start + length]
+
     def leave(self, digest: str) -> None:
         """Free the place of an adapter of which no row is computed any more."""
         number = self.numbers.pop(digest)
         for layer in self.layers:
             for product in layer:
                 product.updates[number] = None
+        self.virtual[number] = None
 
     def remove(self, digest: str) -> None:
         """Forget an adapter of which no row is computed any more."""

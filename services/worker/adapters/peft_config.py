@@ -35,12 +35,14 @@ _HARMLESS = frozenset(
 """What is read below, or says nothing of a trained adapter. Its tensors say which layers it has."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract the adapter's beginning from the weights of the base."""
+SOFT_PROMPT = "PROMPT_TUNING"
 _OTHER_KINDS = {
-    "PROMPT_TUNING": ", a soft prompt: virtual tokens that stand in front of a prompt",
     "P_TUNING": ", a soft prompt: virtual tokens that a network of its own makes",
+    "MULTITASK_PROMPT_TUNING": ", a soft prompt that differs from task to task",
+    "CPT": ", a soft prompt made of tokens that are given",
     "PREFIX_TUNING": ", which puts keys and values of its own in front of each layer's",
 }
-"""What adapters have that change no linear layers."""
+"""What adapters have that are neither low-rank matrices nor virtual tokens alone."""
 _LITERAL = re.compile(r"\^?[A-Za-z0-9_.\\]+\$?")
 
 
@@ -65,16 +67,24 @@ class PeftConfig(msgspec.Struct, frozen=True):
         return alpha / (math.sqrt(rank) if self.by_root else rank)
 
 
-def read_peft_config(folder: Path) -> PeftConfig:
-    """Raises ``BadModelFolder`` that names the file, the key and the value."""
-    path = folder / CONFIG
+def read_settings(path: Path) -> dict[str, Any]:
+    """The object in a configuration. Raises ``BadModelFolder``."""
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise BadModelFolder(f"{path}: no JSON object")
+    return raw
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """Raises ``BadModelFolder`` that names the file, the key and the value."""
+    path = folder / CONFIG
+    raw = read_settings(path)
     kind = raw.get("peft_type")
     if kind != "LORA":
         why = _OTHER_KINDS.get(kind, "") if isinstance(kind, str) else ""
-        raise BadModelFolder(f"{path}: peft_type is {show(kind)}{why}; LORA alone is supported")
+        raise BadModelFolder(
+            f"{path}: peft_type is {show(kind)}{why}; LORA and {SOFT_PROMPT} are supported"
+        )
     if reason := _unsupported(raw):
         raise BadModelFolder(f"{path}: {reason}")
     rank, alpha = _rank(raw.get("r"), "r", path), _alpha(raw.get("lora_alpha"), "lora_alpha", path)

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -67,28 +68,93 @@ class ReadAdapter(NamedTuple):
     """Of all that the result depends on, in hex."""
     pairs: dict[str, LowRankPair]
     """By the name of the linear layer in the checkpoint."""
+    virtual: Tensor | None = None
+    """[n, hidden], as stored: the rows of a soft prompt."""
+
+    @property
+    def virtual_tokens(self) -> int:
+        return 0 if self.virtual is None else len(self.virtual)
 
 
-class AdapterFolder:
+def check_files(folder: Path) -> None:
+    """Raises ``BadModelFolder`` where a folder has no adapter, or one that is never opened."""
+    if not folder.is_dir():
+        raise BadModelFolder(f"{folder}: no such folder")
+    if not (folder / WEIGHTS).exists() and (folder / _PICKLE).exists():
+        raise BadModelFolder(
+            f"{folder}: {_PICKLE} is a pickle, which can run code and is not read; save the "
+            f"adapter as {WEIGHTS} (save_pretrained with safe_serialization)"
+        )
+    for name in (WEIGHTS, CONFIG):
+        if (folder / name).is_symlink():
+            raise BadModelFolder(f"{folder}: {name} is a link; links are not followed")
+
+
+class PeftFolder(ABC):
     """The configuration and the file's header of one adapter, checked."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``BadModelFolder``."""
+        self.folder = folder
+        self._file = SafetensorsFile(folder / WEIGHTS)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as stored."""
+        return sum(entry.end - entry.begin for entry in self._file.entries.values())
+
+    def read(self, item_bytes: int = 4) -> ReadAdapter:
+        """All tensors, and the digest of what was read. item_bytes: of the type in which a copy of
+        them is made for the model. Raises ``BadModelFolder``, also for numbers that are not finite,
+        and before anything is read where memory lacks."""
+        self._check_room(item_bytes)
+        path = self._file.path
+        try:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
+                return self._read(file.fileno())
+        except OSError as error:
+            raise BadModelFolder(f"{path}: {error.strerror or error}") from None
+
+    @abstractmethod
+    def _read(self, file: int) -> ReadAdapter:
+        """file: the open descriptor of the tensors' file."""
+
+    def _check_room(self, item_bytes: int) -> None:
+        shapes = [entry.shape for entry in self._file.entries.values()]
+        needed, free = self.num_bytes + item_bytes * sum(map(math.prod, shapes)), free_host_bytes()
+        if needed > free:
+            raise BadModelFolder(
+                f"{self.folder}: to read it takes {shown_bytes(needed)}, and {shown_bytes(free)} "
+                "of memory are free; unload another adapter, or lower --kv-cache-memory-bytes"
+            )
+
+    def _tensor(self, file: int, name: str) -> Tensor:
+        """One of the tensors, once it is known to be finite."""
+        entry = self._file.entries[name]
+        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        into = _bytes(tensor)
+        done = 0
+        while done < len(into):
+            count = os.preadv(file, [into[done:]], entry.begin + done)
+            if not count:
+                raise BadModelFolder(f"{self._file.path}: it became shorter while it was read")
+            done += count
+        if not math.isfinite(largest(tensor)):
+            raise BadModelFolder(
+                f"{self._file.path}: tensor {shown(name)} holds numbers that are not finite"
+            )
+        return tensor
+
+
+class AdapterFolder(PeftFolder):
+    """Of low-rank matrices."""
 
     def __init__(self, folder: Path, layers: Mapping[str, LayerSize], max_rank: int) -> None:
         """layers: those of the model, by their names in the checkpoint; max_rank:
         ``--max-lora-rank``. Raises ``BadModelFolder`` that lists all that does not fit."""
-        self.folder = folder
-        if not folder.is_dir():
-            raise BadModelFolder(f"{folder}: no such folder")
-        path = folder / WEIGHTS
-        if not path.exists() and (folder / _PICKLE).exists():
-            raise BadModelFolder(
-                f"{folder}: {_PICKLE} is a pickle, which can run code and is not read; save the "
-                f"adapter as {WEIGHTS} (save_pretrained with safe_serialization)"
-            )
-        for name in (WEIGHTS, CONFIG):
-            if (folder / name).is_symlink():
-                raise BadModelFolder(f"{folder}: {name} is a link; links are not followed")
+        check_files(folder)
         self.config: PeftConfig = read_peft_config(folder)
-        self._file = SafetensorsFile(path)
+        super().__init__(folder)
         self._names = self._pairs(layers, max_rank)
 
     def _pairs(self, layers: Mapping[str, LayerSize], max_rank: int) -> dict[str, dict[str, str]]:
@@ -139,57 +205,26 @@ class AdapterFolder:
             return f"type {shown(entry.dtype)} instead of {', '.join(WEIGHT_TYPES)}"
         return ""
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors, as stored."""
-        return sum(entry.end - entry.begin for entry in self._file.entries.values())
-
-    def _check_room(self, item_bytes: int) -> None:
-        shapes = [entry.shape for entry in self._file.entries.values()]
-        needed, free = self.num_bytes + item_bytes * sum(map(math.prod, shapes)), free_host_bytes()
-        if needed > free:
-            raise BadModelFolder(
-                f"{self.folder}: to read it takes {shown_bytes(needed)}, and {shown_bytes(free)} "
-                "of memory are free; unload another adapter, or lower --kv-cache-memory-bytes"
-            )
-
-    def read(self, item_bytes: int = 4) -> ReadAdapter:
-        """All tensors, and the digest of what was read. item_bytes: of the type in which a copy of
-        them is made for the model. Raises ``BadModelFolder``, also for numbers that are not finite,
-        and before anything is read where memory lacks."""
-        self._check_room(item_bytes)
-        hasher = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    def _read(self, file: int) -> ReadAdapter:
+        hasher = new_digest()
         pairs = {}
-        path = self._file.path
-        try:
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
-                for module, names in self._names.items():
-                    down, up = (self._tensor(file.fileno(), names[which]) for which in "AB")
-                    scale = self.config.scale_of(module)
-                    pairs[module] = LowRankPair(down, up, scale)
-                    for part in (down, up):
-                        about = f"{module} {list(part.shape)} {part.dtype} {scale!r}"
-                        hasher.update(about.encode())
-                        hasher.update(_bytes(part))
-        except OSError as error:
-            raise BadModelFolder(f"{path}: {error.strerror or error}") from None
+        for module, names in self._names.items():
+            down, up = (self._tensor(file, names[which]) for which in "AB")
+            scale = self.config.scale_of(module)
+            pairs[module] = LowRankPair(down, up, scale)
+            for part in (down, up):
+                add_tensor(hasher, f"{module} {list(part.shape)} {part.dtype} {scale!r}", part)
         return ReadAdapter(hasher.hexdigest(), pairs)
 
-    def _tensor(self, file: int, name: str) -> Tensor:
-        entry = self._file.entries[name]
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        into = _bytes(tensor)
-        done = 0
-        while done < len(into):
-            count = os.preadv(file, [into[done:]], entry.begin + done)
-            if not count:
-                raise BadModelFolder(f"{self._file.path}: it became shorter while it was read")
-            done += count
-        if not math.isfinite(largest(tensor)):
-            raise BadModelFolder(
-                f"{self._file.path}: tensor {shown(name)} holds numbers that are not finite"
-            )
-        return tensor
+
+def new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+
+def add_tensor(hasher: hashlib.blake2b, about: str, tensor: Tensor) -> None:
+    """about: what a result depends on beside the numbers."""
+    hasher.update(about.encode())
+    hasher.update(_bytes(tensor))
 
 
 def largest(tensor: Tensor) -> float:

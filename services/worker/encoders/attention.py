@@ -90,8 +90,9 @@ class RowAttention(Protocol):
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, kind: LayerKind, scale: float | None = None
     ) -> Tensor:
-        """query: [N, heads, D]; key, value: [N, KV heads, D]. scale: of scores, by default 1 /
-        sqrt(D). Returns [N, heads, D]."""
+        """query: [N, heads, D]; key, value: [N, KV heads, D], with as many rows as the step has, or
+        more, which are nobody's. scale: of scores, by default 1 / sqrt(D). Returns
+        [N, heads, D]."""
 
 
 def attention_of(rows: PackedRows, bias: RelativeBias | None = None) -> RowAttention:
@@ -130,6 +131,7 @@ class PromptAttention:
                     enable_gqa=key.shape[1] != query.shape[1],
                 )  # fmt: skip
             out[batch.begin : batch.end] = batch.packed(attended)
+        out[self._batches[-1].end :] = 0.0
         return out
 
     def _added(self, number: int, batch: Batch, window: int) -> Tensor | None:

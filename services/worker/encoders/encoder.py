@@ -7,8 +7,9 @@ from copy import copy
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, layer_norm, relu, silu
+from torch.nn.functional import embedding, gelu, layer_norm, pad, relu, silu
 
+from penstock.kernels.linear import padded_rows
 from penstock.services.worker.encoders.attention import RelativeBias, RowAttention, attention_of
 from penstock.services.worker.encoders.packed_rows import PackedRows
 from penstock.services.worker.encoders.specification import EncoderSpecification, LayerKind
@@ -135,12 +136,14 @@ class Encoder:
 
     def __call__(self, rows: PackedRows) -> Tensor:
         """[N, hidden]."""
-        x = embedding(rows.tokens, self._words)
+        count = len(rows.tokens)
+        tokens, positions, segments = self._filled(rows)
+        x = embedding(tokens, self._words)
         if self._positions is not None:
-            x = x + embedding(rows.positions + self._model.first_position, self._positions)
+            x = x + embedding(positions + self._model.first_position, self._positions)
         if self._segments is not None:
             last = len(self._segments) - 1
-            x = x + embedding(rows.segments.clamp(max=last), self._segments)
+            x = x + embedding(segments.clamp(max=last), self._segments)
         x = self._norm(x)
         attention = attention_of(rows, self._bias)
         rotations: dict[float, Tensor] = {}
@@ -148,10 +151,22 @@ class Encoder:
             rotation = None
             if kind.theta:
                 if kind.theta not in rotations:
-                    rotations[kind.theta] = self._rotation(rows.positions, kind.theta)
+                    rotations[kind.theta] = self._rotation(positions, kind.theta)
                 rotation = rotations[kind.theta]
             x = layer(x, attention, rotation)
-        return x if self._final is None else self._final(x)
+        x = x if self._final is None else self._final(x)
+        return x if len(x) == count else x[:count]
+
+    def _filled(self, rows: PackedRows) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and segments with as many rows as the packed products of a step of this
+        size have, so that these need not be filled up one by one."""
+        found = rows.tokens, rows.positions, rows.segments
+        count = len(rows.tokens)
+        missing = padded_rows(count) - count
+        if not missing or not self.linears.qkv.packed:
+            return found
+        tokens, positions, segments = (pad(one, (0, missing)) for one in found)
+        return tokens, positions, segments
 
     def _rotation(self, positions: Tensor, theta: float) -> Tensor:
         """[2, N, 1, D] fp32: cosines and sines."""

@@ -15,10 +15,17 @@ from penstock.protocol.pooling import PoolingKind
 from penstock.protocol.process.trace import DEVICE, STEP, TRACE
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.services.worker.cpu_threads import ThreadReview, candidates
 from penstock.services.worker.encoders.encoder import Encoder
 from penstock.services.worker.encoders.packed_rows import PackedRows, Prompt, pack
 from penstock.services.worker.encoders.pooled import Head, pool
 from penstock.services.worker.encoders.prompt_slots import PlannedPrompts, PromptSlots
+from penstock.services.worker.encoders.short_steps import (
+    MEASURED_ROWS,
+    SHORT_ROWS,
+    ShortStepChoice,
+    ShortStepTrial,
+)
 from penstock.services.worker.encoders.throttle import Throttle
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.gpu.kernel_choice import short
@@ -76,17 +83,39 @@ class EncoderExecutor(DirectExecutor):
         super().__init__()
         self.capacity = capacity
         self.device, self.dtype = placement(encoder.device, dtype)
-        self.summary = f"an encoder, {threads} threads" if encoder.device.type == "cpu" else ""
+        self.summary = _threads_of(threads) if encoder.device.type == "cpu" else ""
         self.generates = False
         self._encoder, self._head, self._kind = encoder, head, kind
         self._slots = PromptSlots(capacity)
-        self._threads = threads
+        self._threads = self._short_threads = threads
+        self._review: ThreadReview[ShortStepChoice] | None = None
         self._yields = yields
         self._encoder_dtype = dtype
         self._on_gpu: GpuSteps | None = None
         self._started: deque[_Started] = deque()
         self._last_end = 0
         self._throttle: Throttle | None = None
+
+    def measure_short_steps(self) -> None:
+        """Find out how many threads compute steps of few rows, now and again in pauses."""
+        prompt = made_up_prompt(self.capacity, MEASURED_ROWS)
+        trial = ShortStepTrial(
+            lambda threads: self._with_threads([prompt], threads), candidates(self._threads)
+        )
+        self._use(trial.start())
+        self._review = ThreadReview(trial)
+
+    def _use(self, choice: ShortStepChoice) -> None:
+        self._short_threads = choice.threads
+        self.summary = f"{_threads_of(self._threads)}; {choice}"
+
+    def improve(self, now: float, pause: float) -> bool:
+        if self._review is None:
+            return False
+        more = self._review.go_on(now, pause)
+        if not more and self._review.choice.threads != self._short_threads:
+            self._use(self._review.choice)
+        return more
 
     def use_kernels(self, throttle: Throttle | None) -> str:
         """Compute by the kernels for GPUs from now on. throttle: of steps beside others who compute
@@ -200,8 +229,14 @@ class EncoderExecutor(DirectExecutor):
             if self._throttle is not None:
                 self._throttle.after(sum(len(prompt.tokens) for prompt in prompts), begun)
             return computed
-        if torch.get_num_threads() != self._threads:  # each thread that calls has its own number
-            torch.set_num_threads(self._threads)
+        is_short = sum(len(prompt.tokens) for prompt in prompts) <= SHORT_ROWS
+        if self._review is not None:
+            self._review.used()
+        return self._with_threads(prompts, self._short_threads if is_short else self._threads)
+
+    def _with_threads(self, prompts: list[Prompt], threads: int) -> States:
+        if torch.get_num_threads() != threads:  # each thread that calls has its own number
+            torch.set_num_threads(threads)
         with torch.inference_mode():
             rows = pack(prompts, self._encoder.device)
             pooled = pool(self._encoder(rows), rows, self._kind)
@@ -226,11 +261,19 @@ def _with_split_linears(encoder: StatesOf) -> Encoder | str:
         return short(failure)
 
 
+def _threads_of(count: int) -> str:
+    return f"an encoder, {count} thread{'s' if count > 1 else ''}"
+
+
 def _made_up_prompts(sizes: EngineSizes) -> list[Prompt]:
     """A few of various lengths, that are more than a tile and less than one."""
-    lengths = [min(length, sizes.max_model_len) for length in (70, 1, 9)][: sizes.max_num_seqs]
+    return [made_up_prompt(sizes, length) for length in (70, 1, 9)][: sizes.max_num_seqs]
+
+
+def made_up_prompt(sizes: EngineSizes, length: int) -> Prompt:
+    """Of so many tokens, or as many as there may be."""
     most = min(sizes.vocab_size or 1, 1000)
-    return [Prompt((np.arange(length) * 7 % most).astype(np.int32)) for length in lengths]
+    return Prompt((np.arange(min(length, sizes.max_model_len)) * 7 % most).astype(np.int32))
 
 
 def _apart(found: States, wanted: States) -> float:

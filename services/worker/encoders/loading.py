@@ -15,9 +15,8 @@ from penstock.protocol.pooling import Pooling, attends_both_ways, read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.encoders.bidirectional_decoder import load_bidirectional
 from penstock.services.worker.encoders.encoder import Encoder
-from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf
+from penstock.services.worker.encoders.executor import EncoderExecutor, StatesOf, made_up_prompt
 from penstock.services.worker.encoders.families import encoder_specification
-from penstock.services.worker.encoders.packed_rows import Prompt
 from penstock.services.worker.encoders.pooled import Head
 from penstock.services.worker.encoders.specification import EncoderSpecification
 from penstock.services.worker.encoders.throttle import Throttle
@@ -67,9 +66,11 @@ def load_encoder_executor(
         use_kernels(executor, device, config.cache.share() < 1.0)
         del encoder  # whose weights the kernels may have in another form
         torch.cuda.empty_cache()
+    if device.type == "cpu" and config.device.threads is None and threads > 1:
+        progress("measuring how many threads are fastest")
+        executor.measure_short_steps()
     progress("running once")
-    length = min(sizes.max_model_len, 16)
-    executor.compute([Prompt(torch.zeros(length, dtype=torch.int32).numpy())])
+    executor.compute([made_up_prompt(sizes, 16)])
     return executor
 
 

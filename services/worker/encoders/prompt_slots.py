@@ -14,6 +14,7 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, StepPlan
 from penstock.services.worker.block_tables import PlanError
 from penstock.services.worker.encoders.packed_rows import Prompt
+from penstock.services.worker.plan_order import PlanOrder
 
 
 class PlannedPrompts(NamedTuple):
@@ -40,19 +41,23 @@ class PromptSlots:
         """Prompts, and their tasks, that are to be computed, by their slots."""
         self._done: dict[int, str] = {}
         """Tasks of those that were."""
-        self._epoch = 0
-        self._expected: int | None = None
+        self._plans = PlanOrder()
 
     def reset(self) -> None:
         """Free every slot; the next plan must be full."""
+        self._clear()
+        self._plans.reset()
+
+    def _clear(self) -> None:
         self._waiting.clear()
         self._done.clear()
-        self._expected = None
 
     def apply(self, plan: StepPlan) -> PlannedPrompts:
         """Change the slots as the plan says; its prompts are taken as computed. Raises
         ``PlanError``; the slots are then undefined."""
-        self._check_number(plan)
+        if plan.full:
+            self._clear()
+        self._plans.take(plan)
         for slot in plan.gone:
             if self._waiting.pop(slot, None) is None and self._done.pop(slot, None) is None:
                 raise PlanError(f"slot {slot} is gone, but nothing is in it")
@@ -72,17 +77,6 @@ class PromptSlots:
         if first + tokens > budget:
             raise PlanError(f"{tokens} tokens in one step; max_num_batched_tokens is {budget}")
         return PlannedPrompts(plan.epoch, plan.step, total, first, named, prompts)
-
-    def _check_number(self, plan: StepPlan) -> None:
-        if plan.full:
-            self.reset()
-        elif self._expected is None:
-            raise PlanError(f"plan {plan.step}: a full plan is needed first")
-        elif plan.epoch != self._epoch:
-            raise PlanError(f"plan of epoch {plan.epoch}: epoch {self._epoch} is being executed")
-        elif plan.step != self._expected:
-            raise PlanError(f"plan {plan.step} came, plan {self._expected} was due")
-        self._epoch, self._expected = plan.epoch, plan.step + 1
 
     def _add(self, new: NewSlot) -> None:
         slot, limits = new.slot, self.capacity

@@ -26,12 +26,25 @@ class StepAttention(Protocol):
         """
 
 
+class VirtualRows(NamedTuple):
+    """Consecutive rows of a step that are rows of a soft prompt."""
+
+    adapter: int
+    """Its number, from 1 on."""
+    first: int
+    """The first of the step's rows."""
+    length: int
+    start: int
+    """Which row of the soft prompt that is."""
+
+
 class StepAdapters(NamedTuple):
     """The rows of a step by adapter; those without one are in no group."""
 
     all: Sequence[AdapterRows] = ()
     sampled: Sequence[AdapterRows] = ()
     """Numbered as ``StepInputs.sampled`` lists them."""
+    virtual: Sequence[VirtualRows] = ()
 
 
 class StepInputs(NamedTuple):

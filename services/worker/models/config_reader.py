@@ -375,10 +375,11 @@ class ConfigReader:
         embedding_multiplier: float = 1.0,
         logit_multiplier: float = 1.0,
         logit_softcap: float = 0.0,
+        multiplies_inputs: bool = False,
     ) -> ModelSpecification:
         """``tied``: what an absent ``tie_word_embeddings`` means."""
         return ModelSpecification(
             self._vocab_size, self.hidden_size, tuple(layers), norm,
             self.flag("tie_word_embeddings", tied), embedding_multiplier, logit_multiplier,
-            logit_softcap,
+            logit_softcap, multiplies_inputs=multiplies_inputs,
         )  # fmt: skip

@@ -289,6 +289,8 @@ class Decoder:
         last, adapters = self._layers[-1], self.adapters
         if adapters is not None:
             adapters.step.groups = step.adapters.all
+            if self.specification.embeds:
+                adapters.put_virtual(residual, step.adapters.virtual)
         if self.captured_layers:
             self.captured = {}
         for number, layer in enumerate(self._layers):

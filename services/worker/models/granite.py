@@ -76,4 +76,5 @@ def _model(reader: ConfigReader, layers: list[Layer], *, tied: bool = False) -> 
         tied=tied,
         embedding_multiplier=reader.positive("embedding_multiplier", 1.0),
         logit_multiplier=1.0 / reader.positive("logits_scaling", 1.0),
+        multiplies_inputs=True,
     )

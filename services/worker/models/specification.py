@@ -120,6 +120,9 @@ class ModelSpecification(msgspec.Struct, frozen=True):
     """Whether it ends with norm and LM head; else a later stage does."""
     first_layer: int = 0
     """Number of its first layer in the checkpoint."""
+    multiplies_inputs: bool = False
+    """Whether ``embedding_multiplier`` stands behind the embedding, so that it is also of rows that
+    do not come out of it."""
 
     @property
     def table_rows(self) -> int:

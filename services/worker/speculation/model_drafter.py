@@ -85,8 +85,9 @@ class ModelDrafter(ABC):
         )  # fmt: skip
 
     def begin(self, slot: int, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes) -> None:
-        """See ``SpeculativeProposer``, for all methods up to ``clear``."""
-        self.live[slot], self._behind[slot] = not self.rests, 0
+        """See ``SpeculativeProposer``, for all methods up to ``clear``. What follows virtual tokens
+        has no drafts: a drafter has no rows for them."""
+        self.live[slot], self._behind[slot] = not (self.rests or self.slots.virtual[slot]), 0
 
     def next_step(self) -> None:
         """Also clears what the step's new blocks held before: what is not kept is zero."""

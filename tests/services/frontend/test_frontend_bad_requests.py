@@ -499,6 +499,7 @@ def test_a_compressed_bomb_is_refused_by_its_decoded_size() -> None:
         ("/v1//chat/completions", "/v1/chat/completions"),
         ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/v1/tokenize", "/tokenize"),
+        ("/v2/embed", "/v1/embeddings"),
         ("/v2/nothing/", ""),
         ("/" * 3000, ""),
     ],

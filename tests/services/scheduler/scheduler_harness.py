@@ -74,6 +74,7 @@ def token_work(
     adapter: str = "",
     retain: list[RetainedSpan] | None = None,
     release: bool = False,
+    virtual: int = 0,
 ) -> TokenWork:
     """A request as the tokenizer sends it; ``outputs`` by choice for a continuation."""
     states = outputs if outputs is not None else {choice: [] for choice in range(n)}
@@ -85,7 +86,8 @@ def token_work(
         age=age,
         streamed=streamed,
         accepted=accepted,
-        adapter=adapter,
+        adapter=adapter or ("soft" if virtual else ""),
+        virtual_tokens=virtual,
     )
     ids = token_bytes(prompt)
     return TokenWork(
@@ -108,9 +110,11 @@ class Stream:
     """One choice as its owner sees it."""
 
     prompt: list[int]
+    """The virtual tokens ahead of it included."""
     expected: list[int]
     attempt: int
     owner: str
+    virtual: int = 0
     received: list[int] = field(default_factory=list)
     end: End | None = None
     cached: int | None = None
@@ -192,12 +196,15 @@ class Engine:
         adapter: str = "",
         retain: list[RetainedSpan] | None = None,
         release: bool = False,
+        virtual: int = 0,
     ) -> Rejected | None:
         work = token_work(
             prompt, max_tokens, outputs, n, stop_ids, seed, time_left, age,
             tenant, priority, cache_salt, accepted, stalls, streamed, prompt_logprobs,
-            adapter, retain, release,
+            adapter, retain, release, virtual,
         )  # fmt: skip
+        vocab = self.limits.vocab_size
+        prompt = [*range(vocab, vocab + virtual), *prompt]
         rejected = self.core.add(request_id, attempt, owner, work, self.now)
         self.core.check()
         if rejected is None:
@@ -218,6 +225,7 @@ class Engine:
                     ),
                     attempt=attempt,
                     owner=owner,
+                    virtual=virtual,
                     received=token_list(state.output),
                 )
         return rejected

@@ -218,7 +218,10 @@ class SimulatedWorker:
         require(new.slot not in self.slots, f"slot {new.slot} is in use")
         sent = token_list(new.tokens)
         tokens = [_UNSENT] * new.start + sent
-        require(all(0 <= t < self.limits.vocab_size for t in sent), "token out of vocabulary")
+        vocab, virtual = self.limits.vocab_size, max(new.virtual_tokens - new.start, 0)
+        ids = [vocab + new.start + at for at in range(virtual)]
+        require(sent[:virtual] == ids, "virtual tokens of other numbers")
+        require(all(0 <= t < vocab for t in sent[virtual:]), "token out of vocabulary")
         require(0 < new.prompt_len <= len(tokens), "the prompt is empty or longer than the tokens")
         require(len(tokens) < self.limits.max_model_len, "no room for one token more")
         require(0 <= new.num_computed < len(tokens), "nothing is left to compute")

@@ -11,6 +11,7 @@ from scheduler_harness import ROOMY, Engine, prompt, small
 
 from penstock.protocol.wire.messages.steps import AdapterBrought, StepFailed, StepPlan
 from penstock.services.scheduler.adapter_places import ASK_SECONDS, TURN_SECONDS
+from penstock.services.scheduler.adapter_waiters import Waiter
 from penstock.services.scheduler.admission import Offers
 from penstock.services.scheduler.limits import Limits
 
@@ -114,6 +115,18 @@ def test_eight_adapters_in_two_places_give_each_request_its_own_tokens(seed: int
     assert counters.evicted > 5 and not counters.failed
     engine.turn()
     engine.assert_idle()
+
+
+def test_who_waits_for_an_adapter_that_closes_again_and_again_is_known_once() -> None:
+    engine = AdaptedEngine()
+    engine.submit(1, prompt(4), adapter="a")
+    (sequence,) = engine.core._requests.sequences()
+    place = sequence.queue_place
+    assert place is not None
+    held = engine.core.adapters._resident["a"]
+    for _ in range(3):
+        held.release([Waiter(sequence, place, place)])
+    assert len(held.released) == 1
 
 
 def test_others_start_past_a_request_whose_adapter_finds_no_place() -> None:

@@ -146,6 +146,7 @@ class RandomRun:
             time_left=self.rng.choice([None, None, None, 5.0]),
             age=self.rng.random(),
             prompt_logprobs=self.rng.choice([None, None, None, 1]),
+            virtual=self.rng.choice([0, 0, 0, 5]),
         )
 
     def some_id(self) -> int:
@@ -189,8 +190,9 @@ class RandomRun:
         outputs = {c: s.received[: max(0, len(s.received) - drop)] for c, s in streams.items()}
         rejected = self.engine.submit(
             request_id,
-            first.prompt,
+            first.prompt[first.virtual :],
             max_tokens=limit - len(first.prompt),
+            virtual=first.virtual,
             outputs=outputs,
             attempt=holder[0] + 1,
             owner=self.rng.choice("ab"),

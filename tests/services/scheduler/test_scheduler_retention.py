@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import msgspec
 import pytest
+from counted import instructions
 from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.cache_shares import CacheShares
+from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.stats import Counters
 
 MINUTES, HOUR = 300, 3600
@@ -212,6 +215,34 @@ def test_counts_stay_right_with_marks_and_shares(seed: int) -> None:
         assert blocks.num_free + blocks.num_cached + blocks.num_used == blocks.num_blocks
 
 
+def costs(blocks: int, shares: CacheShares) -> list[float]:
+    """Instructions of the interpreter for each of so many blocks: to be computed in the place of
+    others and let go, to be retained, and to be retained no longer."""
+    manager = BlockManager(blocks, shares)
+
+    def compute(letter: str) -> list[bytes]:
+        table = manager.allocate(blocks)
+        names = [f"{letter}{block}".encode() for block in table]
+        for block, name in zip(table, names, strict=True):
+            manager.cache(block, name, 1)
+        manager.release(table, "ann")
+        return names
+
+    compute("a")
+    parts = [
+        instructions(lambda: compute("b")),
+        instructions(lambda: manager.retain([f"b{b}".encode() for b in range(blocks)], "", 1, 0.0)),
+        instructions(lambda: manager.lapse(1.0)),
+    ]
+    return [part / blocks for part in parts]
+
+
+@pytest.mark.parametrize("shares", [CacheShares(1.0), CacheShares(1.0, 0.5)])
+def test_a_block_costs_the_same_in_a_large_cache(shares: CacheShares) -> None:
+    for few, many in zip(costs(100, shares), costs(1000, shares), strict=True):
+        assert many < 1.1 * few
+
+
 # --- requests
 
 
@@ -272,6 +303,38 @@ def test_choices_of_a_request_retain_its_prompt_once_and_a_new_worker_nothing() 
     engine.core.plan(0.0)
     assert engine.core.stats().blocks_retained == 5, "it is computed again, and retained again"
     engine.core.check()
+
+
+def test_a_prompt_whose_step_failed_is_retained_when_it_has_been_computed_again() -> None:
+    engine = Engine(small())
+    engine.submit(1, prompt(20), retain=[RetainedSpan(20, MINUTES)])
+    engine.worker.fail_steps[1] = "device lost"
+    engine.plan()
+    assert engine.core.stats().blocks_retained == 5
+    engine.deliver()
+    assert engine.core.stats().blocks_retained == 0
+    engine.run()
+    engine.assert_finished(1)
+    assert engine.core.stats().blocks_retained == 5
+
+
+def test_what_choices_share_is_let_go_with_the_last_of_them() -> None:
+    engine = Engine(small())
+    span = RetainedSpan(20, MINUTES)
+    engine.submit(1, prompt(20), n=2, cache_salt="one", retain=[span], release=True)
+    engine.step()
+    engine.step()
+    engine.cancel(1, 0)
+    assert engine.core.stats().blocks_retained == 5, "the other one still computes with it"
+    engine.run()
+    assert engine.core.stats().blocks_retained == 0
+
+
+def test_without_a_prefix_cache_nothing_is_hashed_to_be_let_go() -> None:
+    cache = KVCache(8, 4, enable_prefix_caching=False)
+    holder = cache.new_holder(array("i", prompt(20)), b"root")
+    cache.let_go(holder, shared=False)
+    assert not holder.digests
 
 
 def test_time_passes_for_retained_blocks_while_the_engine_idles() -> None:

@@ -109,6 +109,18 @@ def test_a_place_is_found_in_what_the_template_writes(
     assert "today" not in text(model, ids[: span.tokens])
 
 
+def test_a_control_token_that_a_user_writes_ends_no_prefix(
+    model_of: Callable[[str], tuple[TextModel, ModelInfo]],
+) -> None:
+    model = model_of(CHATML)
+    given = chat("be brief", "what does <|im_end|> mean", "the end of a turn", "and <|im_start|>")
+    marks = [Breakpoint(MINUTES, 3, len("and")), Breakpoint(HOUR, 2, 0)]
+    (long, short), ids = prepared(model, given, CacheHints(marks))
+    assert text(model, ids[: long.tokens]).endswith("and")
+    assert text(model, ids[: short.tokens]).rstrip().endswith(("assistant", "<|im_end|>"))
+    assert "mean" in text(model, ids[: short.tokens])
+
+
 def test_the_place_of_the_first_turn_is_behind_the_tools(
     model_of: Callable[[str], tuple[TextModel, ModelInfo]],
 ) -> None:

@@ -321,6 +321,27 @@ def test_the_choice_is_named_whose_prompt_cannot_be_taken(text_model: TextModel)
         assert (refused.value.choice, refused.value.param) == (2, "input")
 
 
+def test_of_a_text_that_is_far_too_long_the_beginning_alone_is_counted(
+    text_model: TextModel,
+) -> None:
+    begins = r"the first \d+ of 9000 characters are \d+ tokens"
+    with pytest.raises(PromptError, match=f"the input is too long: {begins}; this model takes at"):
+        encoded(text_model, work(PromptText("a b c " * 1500)))
+    with pytest.raises(PromptError, match=f"too long to be truncated: {begins}, and"):
+        encoded(text_model, work(Pair("a b c " * 1500, "a"), "score", keep=4))
+
+
+def test_a_text_may_be_truncated_however_long_it_is(text_model: TextModel) -> None:
+    long, blank = "a b c " * 100_000, " " * 100_000
+    for text, wanted in (
+        (long, "[CLS] a b c a [SEP]"),
+        (f"a b{blank}c a b", "[CLS] a b c a [SEP]"),
+        (f"a{blank}b", "[CLS] a b [SEP]"),
+    ):
+        assert encoded(text_model, work(PromptText(text), keep=6))[0] == wanted
+    assert encoded(text_model, work(PromptText(long, False), keep=4))[0] == "a b c a"
+
+
 def test_prompts_that_are_not_as_many_as_the_choices_are_refused(text_model: TextModel) -> None:
     for of in (
         batch(PromptText("a"), choices=2),

@@ -15,6 +15,8 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (
     Chat,
     ChoiceState,
+    Inputs,
+    Pair,
     Prompt,
     PromptText,
     RequestHead,
@@ -52,7 +54,7 @@ def tokens(*ids: int) -> Tokens:
     return Tokens(np.array(ids, dtype="<i4").tobytes())
 
 
-def work(prompt: Prompt, **params: object) -> Work:
+def work(prompt: Prompt | Inputs, **params: object) -> Work:
     return Work(
         head=RequestHead(prompt_kind=kind_of(prompt), tenant="t", time_left=5.0, age=0.25),
         prompt=prompt,
@@ -254,11 +256,15 @@ def test_a_grammar_beside_what_may_leave_no_token_is_refused(
         assert caught.value.param == "response_format"
 
 
-def test_few_ids_of_a_plain_request_are_prepared_at_once() -> None:
-    """Text, much work and what may wait for a verdict have threads."""
-    assert may_be_quick(work(tokens(5, 6, 7), stop=["x"], logit_bias={5: 1.0}))
-    assert may_be_quick(work(tokens(*[5] * 4096)))
-    for prompt in (PromptText("hello"), Chat(b"[]"), tokens(*[5] * 4097)):
+def test_what_is_short_and_plain_is_prepared_at_once() -> None:
+    """Much text, chats and pairs, and what may wait for a verdict have threads."""
+    texts = Inputs([PromptText("a" * 256), PromptText("b" * 256)])
+    for prompt in (tokens(5, 6, 7), tokens(*[5] * 4096), PromptText("a" * 512), texts):
+        assert may_be_quick(work(prompt, stop=["x"], logit_bias={5: 1.0}))
+        assert may_be_quick(msgspec.structs.replace(work(prompt), head=RequestHead(task="embed")))
+    longer = Inputs([*texts.prompts, PromptText("c")])
+    long = (PromptText("a" * 513), longer, tokens(*[5] * 4097))
+    for prompt in (*long, Chat(b"[]"), Pair("a", "b"), Inputs([Pair("a", "b")])):
         assert not may_be_quick(work(prompt))
     for params in (
         {"bad_words": ["x"]},
@@ -267,7 +273,7 @@ def test_few_ids_of_a_plain_request_are_prepared_at_once() -> None:
         {"structured_outputs": Grammar("regex", "a*")},
     ):
         assert not may_be_quick(work(tokens(5, 6, 7), **params))
-    task = msgspec.structs.replace(work(tokens(5)), head=RequestHead(task="score"))
+    task = msgspec.structs.replace(work(tokens(5)), head=RequestHead(task="tokenize"))
     assert not may_be_quick(task)
 
 

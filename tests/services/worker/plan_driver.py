@@ -29,9 +29,11 @@ class Sequence:
         sampling: SlotSampling,
         choice: int = 0,
         adapter: str = "",
+        virtual: int = 0,
     ) -> None:
         self.name = name
         self.adapter = adapter
+        self.virtual = virtual
         self.choice = choice
         self.prompt = prompt
         self.sampling = sampling
@@ -102,13 +104,15 @@ class PlanDriver:
         samplings: list[SlotSampling] | None = None,
         choices: list[int] | None = None,
         adapters: list[str] | None = None,
+        virtual: list[int] | None = None,
         chunk: int | None = None,
         running: int = 64,
         preemptions: int = 0,
         aborts: float = 0.0,
         prompt_logprobs: int | None = None,
     ) -> list[list[int]]:
-        """Outputs of all prompts. ``chunk``: prefill chunks of this size, else of random sizes;
+        """Outputs of all prompts. ``virtual``: how many of each prompt's first tokens stand for a
+        soft prompt; ``chunk``: prefill chunks of this size, else of random sizes;
         ``aborts``: share of the steps in which a sequence, whatever it is doing, ends early."""
         every = [
             Sequence(
@@ -117,6 +121,7 @@ class PlanDriver:
                 samplings[i] if samplings else GREEDY,
                 choices[i] if choices else 0,
                 adapters[i] if adapters else "",
+                virtual[i] if virtual else 0,
             )
             for i, prompt in enumerate(prompts)
         ]
@@ -152,6 +157,7 @@ class PlanDriver:
                         adapter=sequence.adapter,
                         most=len(sequence.prompt) + max_tokens,
                         corpus=b"corpus",
+                        virtual_tokens=sequence.virtual,
                     )
                 )
                 active.append(sequence)

@@ -28,7 +28,7 @@ def read(folder: Path, max_rank: int = 64) -> None:
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"peft_type": "PROMPT_TUNING"}, "virtual tokens that stand in front"),
+    "another kind": ({"peft_type": "P_TUNING"}, "virtual tokens that a network of its own makes"),
     "DoRA": ({"use_dora": True}, "DoRA is not supported"),
     "whole modules": ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is"),
     "biases": ({"bias": "all"}, "bias is 'all'"),

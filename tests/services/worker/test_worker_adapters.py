@@ -34,7 +34,7 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.loading import load_adapters
-from penstock.services.worker.adapters.model_adapters import ModelAdapters
+from penstock.services.worker.adapters.model_adapters import ModelAdapters, Updates
 from penstock.services.worker.adapters.peft_folder import (
     AdapterFolder,
     LowRankPair,
@@ -222,7 +222,7 @@ def test_quantized_weights_get_what_plain_ones_do(tiny_folder: Folder, tmp_path:
     decoder = load_model(info, torch.float32, CPU, print, online="int8")
     adapters = ModelAdapters(decoder, AdapterLimits(2, 2, 2))
     generator = torch.Generator().manual_seed(0)
-    size = adapters.sizes["model.layers.0.self_attn.k_proj"]
+    size = adapters.model.layers["model.layers.0.self_attn.k_proj"]
     pair = LowRankPair(
         torch.randn(3, size.inputs, generator=generator),
         torch.randn(size.outputs, 3, generator=generator),
@@ -258,19 +258,19 @@ def test_an_adapter_that_is_gone_leaves_room_for_another(
     decoder = load_model(read_model_info(tiny_folder("llama")), torch.float32, CPU, print)
     adapters, nowhere = ModelAdapters(decoder, AdapterLimits(1, 2, 2)), Path("/nowhere")
     for digest in ("a", "b", "a"):
-        adapters.add(digest, {}, nowhere)
+        adapters.add(digest, Updates({}), nowhere)
     assert list(adapters.held) == ["b", "a"] and adapters.numbers == {"a": 1}
     with pytest.raises(RuntimeError, match=r"2 adapters are loaded, .* allows 2"):
-        adapters.add("c", {}, nowhere)
+        adapters.add("c", Updates({}), nowhere)
     # One that takes the place of another comes before that has left.
     adapters.load("d", nowhere, replaces=True)
-    adapters.hold("d", {})
+    adapters.hold("d", Updates({}))
     assert list(adapters.held) == ["b", "a", "d"]
     with pytest.raises(RuntimeError, match="3 adapters are loaded"):
         adapters.load("e", nowhere, replaces=True)
     adapters.remove("a")
     adapters.remove("b")
-    adapters.add("c", {}, nowhere)
+    adapters.add("c", Updates({}), nowhere)
     assert list(adapters.held) == ["d", "c"] and adapters.numbers == {"c": 1}
 
 
@@ -335,7 +335,7 @@ def test_what_leaves_on_its_way_to_a_place_does_not_arrive(tiny_folder: Folder) 
     loader = AdapterLoader(adapters, 8)
     for digest in "abc":
         adapters.load(digest, Path("/nowhere"))
-        adapters.hold(digest, {})
+        adapters.hold(digest, Updates({}))
 
     def brought(*asked: str) -> list[AdapterBrought]:
         for number, digest in enumerate(asked, 1):

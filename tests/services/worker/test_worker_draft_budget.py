@@ -21,6 +21,7 @@ from penstock.services.worker.speculation.step_costs import (
     Acceptance,
     Candidate,
     DraftBudget,
+    StepCosts,
 )
 from penstock.services.worker.speculation.text_proposers import NgramProposer
 
@@ -52,6 +53,14 @@ def test_the_likelier_row_gets_the_drafts_and_no_step_outgrows_its_rows() -> Non
     assert budget_of({2: 1.0, 14: 1.0}, most_rows=8).choose(2, rows) == [0, 6]
     assert sum(budget_of({2: 1.0, 14: 1.0}, most_rows=5).choose(2, rows)) == 3
     assert budget_of({2: 1.0}, most_rows=2).choose(2, rows) == [0, 0]
+
+
+@pytest.mark.parametrize(("seconds", "drafts"), [(0.05, 6), (0.4, 5), (1.0, 0)])
+def test_what_it_takes_to_make_drafts_decides_on_their_number(seconds: float, drafts: int) -> None:
+    budget = budget_of({1: 1.0, 7: 1.0})
+    budget.pass_costs = StepCosts()
+    budget.pass_costs.observe(1, seconds)
+    assert budget.choose(1, [Candidate(0, DRAFT, 0.9)]) == [drafts]
 
 
 def test_drafts_that_do_not_pay_are_tried_again_now_and_then() -> None:

@@ -16,6 +16,7 @@ from tiny_encoders import FAMILIES, make_encoder, write_encoder
 from tiny_models import make_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from penstock.kernels import linear
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import CacheConfig, DeviceConfig, LoadingConfig, ModelConfig
 from penstock.protocol.model_info import BadModelFolder, read_model_info
@@ -65,6 +66,24 @@ def test_vectors_are_those_of_transformers_whatever_else_is_in_the_step(
     assert executor.capacity.task_prompts == "whole" and not executor.generates
     for got, ids in zip(pooled(executor, prompts()), prompts(), strict=True):
         same(got, states_of(model, ids).mean(0))
+
+
+def test_rows_are_filled_up_once_for_all_packed_products_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_of(write_encoder(make_encoder("Bert"), tmp_path))
+    wanted = [pooled(executor, [ids])[0] for ids in prompts()]
+    filled: list[int] = []
+
+    def recorded(x: torch.Tensor, missing: int) -> torch.Tensor:
+        filled.append(missing)
+        return x
+
+    monkeypatch.setattr(linear, "_fill", recorded)
+    for count in range(1, len(prompts()) + 1):
+        for got, alone in zip(pooled(executor, prompts()[:count]), wanted, strict=False):
+            np.testing.assert_allclose(got, alone, atol=1e-5)
+    assert not any(filled)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))

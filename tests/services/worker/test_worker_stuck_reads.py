@@ -79,7 +79,7 @@ def test_nothing_waits_behind_as_many_as_may_be_stuck() -> None:
 class Adapters:
     """Those of a worker without a model; ``held`` are in the host's memory."""
 
-    sizes: dict[str, Any] = {}
+    model: Any = None
     item_bytes, places = 4, 2
 
     def __init__(self, held: dict[str, Any], **folders: Path) -> None:
@@ -111,13 +111,13 @@ def test_requests_for_an_adapter_that_cannot_be_read_again_get_an_error_and_othe
     disk = Disk(["hung"])
 
     class Folder:
-        def __init__(self, folder: Path, sizes: object, rank: int) -> None:
+        def __init__(self, folder: Path, model: object, rank: int) -> None:
             self.folder = folder
 
         def read(self, item_bytes: int) -> ReadAdapter:
             return ReadAdapter(disk.read(self.folder.name), {})
 
-    monkeypatch.setattr(adapter_loader, "AdapterFolder", Folder)
+    monkeypatch.setattr(adapter_loader, "checked_folder", Folder)
     monkeypatch.setattr(adapter_loader, "AGAIN_SECONDS", 0.0)
     adapters: Any = Adapters({}, hung=Path("/far/hung"))
     loader = AdapterLoader(adapters, 8)

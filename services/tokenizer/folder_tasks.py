@@ -206,7 +206,7 @@ class FolderTasks:
             make = templated_pair if self.pooling.judge == "template" else judged_prompt
             asks = self._prompt(asked)
             if asked.document_tokens is not None:
-                document = text_model.beginning(document, asked.document_tokens, longest_text)
+                document = text_model.beginning(document, asked.document_tokens)
             return EncodedPrompt(make(text_model, asks, pair.text, document, keep, most))
         if asked.prompt_name:
             raise PromptError(

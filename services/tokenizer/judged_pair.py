@@ -26,7 +26,9 @@ def judged_prompt(
     ``PromptError`` where they have far more than ``most``."""
     before, after = (text_model.encode(part, add_special_tokens=False) for part in (BEFORE, AFTER))
     middle = text_model.encode_plain(
-        f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}", most
+        f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}",
+        most,
+        cuts=keep is not None,
     )
     if keep is not None:
         middle = middle[: max(0, TOKEN_BYTES * keep - len(before) - len(after))]

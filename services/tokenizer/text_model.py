@@ -229,10 +229,10 @@ class TextModel:
         bare.truncate(max(0, keep - self.tokenizer.num_special_tokens_to_add(False)))
         return _to_bytes(self.tokenizer.post_process(bare).ids[:keep])
 
-    def encode_plain(self, text: str, most: int) -> bytes:
+    def encode_plain(self, text: str, most: int, *, cuts: bool = False) -> bytes:
         """int32 ids of a text in which no control token counts as one. Raises ``PromptError``, soon
-        where a text has far more than ``most``."""
-        self._check_length(text, most, "input")
+        where a text has far more than ``most``. cuts: the ids are to be truncated."""
+        self._check_length(text, most, "input", cuts=cuts)
         if self.tokenizer.encode_special_tokens:
             return self.encode(text, add_special_tokens=False)
         return _to_bytes(self._plain_encoder().encode(text, []))
@@ -248,17 +248,17 @@ class TextModel:
     ) -> tuple[bytes, int]:
         """int32 ids of two texts as the tokenizer puts them together, and where the second segment
         begins, or 0 where there is one. keep: so many tokens at most; the longer text is cut.
-        keep_other: tokens of the second text, at most, before that. Raises ``PromptError``, soon
-        where a text has far more than ``most``, the second one than ``most_other``."""
-        self._check_length(text, most, "input", cuts=keep is not None)
-        cuts = keep is not None or keep_other is not None
-        self._check_length(other, most_other or most, "input", cuts=cuts)
+        keep_other: tokens of the second text, at most, before that. Of a text that is cut and has
+        far more than ``most`` (the second one: ``most_other``), the beginning alone is looked at;
+        else raises ``PromptError`` for it, soon."""
+        most_other = most_other or most
         if keep is None and keep_other is None:
+            self._check_length(text, most, "input")
+            self._check_length(other, most_other, "input")
             (both,) = self.tokenizer.encode_batch_fast([(text, other)])
         else:
-            first, second = self.tokenizer.encode_batch_fast(
-                [text, other], add_special_tokens=False
-            )
+            first = self._part(text, keep, most)
+            second = self._part(other, keep if keep_other is None else keep_other, most_other)
             if keep_other is not None:
                 second.truncate(keep_other)
             if keep is not None:
@@ -270,11 +270,18 @@ class TextModel:
         types: list[int] = both.type_ids
         return _to_bytes(both.ids), types.index(1) if 1 in types else 0
 
-    def beginning(self, text: str, tokens: int, most: int) -> str:
+    def _part(self, text: str, wanted: int | None, most: int) -> Encoding:
+        """A text of a pair without special tokens, or of one with far more than ``most`` tokens
+        what holds the first ``wanted``. Raises ``PromptError`` where all are wanted (``None``)."""
+        if wanted is not None and len(text) > LONG_TOKEN * most:
+            return self._beginning(text, wanted)
+        self._check_length(text, most, "input")
+        (found,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return found
+
+    def beginning(self, text: str, tokens: int) -> str:
         """The part of a text that its first ``tokens`` tokens stand for. Of a long one no more is
-        encoded than what surely holds them. Raises ``PromptError``, soon where it has far more than
-        ``most``."""
-        self._check_length(text, most, "input", cuts=True)
+        encoded than what surely holds them."""
         found = self._beginning(text, tokens, offsets=True)
         return text if len(found.ids) <= tokens else text[: found.offsets[tokens - 1][1]]
 

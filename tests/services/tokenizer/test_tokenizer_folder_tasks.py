@@ -140,7 +140,7 @@ def test_a_document_that_is_cut_is_encoded_once_and_a_long_one_not_to_its_end(
         assert encoded(text_model, of) == ("[CLS] a b [SEP] c d c [SEP]", 4)
     for text in ("c d " * 1000, "c d", "c" + 10_000 * " " + "d e f"):
         wanted = " ".join(text.split()[:3])
-        assert text_model.beginning(text, 3, 10_000).split() == wanted.split()
+        assert text_model.beginning(text, 3).split() == wanted.split()
 
 
 def test_a_prompt_is_refused_where_pairs_have_none(text_model: TextModel) -> None:
@@ -328,7 +328,7 @@ def test_of_a_text_that_is_far_too_long_the_beginning_alone_is_counted(
     with pytest.raises(PromptError, match=f"the input is too long: {begins}; this model takes at"):
         encoded(text_model, work(PromptText("a b c " * 1500)))
     with pytest.raises(PromptError, match=f"too long to be truncated: {begins}, and"):
-        encoded(text_model, work(Pair("a b c " * 1500, "a"), "score", keep=4))
+        text_model.encode_plain("a b c " * 1500, 16, cuts=True)
 
 
 def test_a_text_may_be_truncated_however_long_it_is(text_model: TextModel) -> None:
@@ -340,6 +340,12 @@ def test_a_text_may_be_truncated_however_long_it_is(text_model: TextModel) -> No
     ):
         assert encoded(text_model, work(PromptText(text), keep=6))[0] == wanted
     assert encoded(text_model, work(PromptText(long, False), keep=4))[0] == "a b c a"
+    for pair, more, wanted in (
+        (Pair("a", long), {"keep": 6}, ("[CLS] a [SEP] a b [SEP]", 3)),
+        (Pair(long, "c"), {"keep": 6}, ("[CLS] a b [SEP] c [SEP]", 4)),
+        (Pair("a", long), {"document_tokens": 3}, ("[CLS] a [SEP] a b c [SEP]", 3)),
+    ):
+        assert encoded(text_model, work(pair, "score", **more)) == wanted
 
 
 def test_prompts_that_are_not_as_many_as_the_choices_are_refused(text_model: TextModel) -> None:

@@ -15,23 +15,23 @@ import time
 from collections.abc import Callable
 
 from penstock.loadtest.studies.span_receiver import span_receiver
-from penstock.protocol.process.spans import Spans
+from penstock.protocol.process.spans import Attributes, Spans
 
 REQUESTS = 192
 """Of a turn: three of the SDK's batches."""
 TURNS, WARM_TURNS = 40, 5
-OPENED = {
+OPENED: Attributes = {
     "gen_ai.operation.name": "chat", "gen_ai.provider.name": "penstock",
     "gen_ai.request.model": "penstock-demo", "penstock.request_id": "req-0123456789abcdef01234567",
     "penstock.stream": True, "gen_ai.request.max_tokens": 128,
 }  # fmt: skip
-CLOSED = {
+CLOSED: Attributes = {
     "gen_ai.response.model": "penstock-demo", "gen_ai.usage.input_tokens": 77,
     "gen_ai.usage.cache_read.input_tokens": 64, "gen_ai.usage.output_tokens": 128,
     "gen_ai.response.finish_reasons": ["length"], "penstock.continuations": 0,
 }  # fmt: skip
-CHOICE = {"penstock.choice": 0, "penstock.attempt": 1}
-STAGES = (
+CHOICE: Attributes = {"penstock.choice": 0, "penstock.attempt": 1}
+STAGES: tuple[tuple[str, Attributes], ...] = (
     ("route", {"penstock.to": "tokenizer-0", "penstock.attempt": 1}),
     ("route", {"penstock.to": "scheduler-0", "penstock.attempt": 1}),
     ("encode", {"penstock.attempt": 1, "penstock.prompt_tokens": 77}),

@@ -19,6 +19,7 @@ from penstock.protocol.sampling import (
     token_ids,
 )
 from penstock.protocol.tasks import GENERATE, OF_FOLDERS
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import (
     TOKEN_BYTES,
     PoolingParams,
@@ -343,7 +344,8 @@ def prepare(
     if params.banned_strings:
         stop_automaton(folded_strings(params))  # which is kept for the choices
     sampling = slot_sampling(params, stop_ids, bad_words, breakers)
-    prepared = _token_work(work, encoded, params, sampling, stop_ids, limit)
+    retain = [] if work.cache is None else retained_spans(work, work.cache, text_model, prompt)
+    prepared = _token_work(work, encoded, params, sampling, stop_ids, limit, retain)
     skips = params.skip_special_tokens
     reading = reading_of(text_model, work.output, prompt, skips_special=skips)
     return Prepared(prepared, params, reading, work.pooling)
@@ -356,6 +358,7 @@ def _token_work(
     sampling: SlotSampling,
     stop_ids: list[int],
     max_tokens: int,
+    retain: list[RetainedSpan],
 ) -> TokenWork:
     """What the scheduler gets."""
     adjustments = sampling.adjustments
@@ -373,6 +376,6 @@ def _token_work(
         prefix=extended(b"", chain_root(work.head), encoded.shared),
         lengths=encoded.lengths,
         seconds=encoded.seconds,
-        retain=[] if work.cache is None else retained_spans(work, work.cache, text_model, prompt),
+        retain=retain,
         release=work.cache is not None and work.cache.release,
     )

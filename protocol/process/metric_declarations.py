@@ -74,7 +74,7 @@ ENGINE = (
     ),
     Metric("prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the cache."),
     Metric("prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
-    Metric("kv_retentions_cut_total", "counter", "KV blocks that were retained for too short."),
+    Metric("kv_retentions_cut_total", "counter", "KV blocks whose retention ended too early."),
     Metric("preemptions_total", "counter", "Sequences that lost their KV blocks to others."),
     Metric("adapters_loaded", "gauge", "Adapters that are loaded, on disk alone included."),
     Metric("adapters_resident", "gauge", "Adapters that are in a place on the device."),

@@ -131,16 +131,15 @@ class SchedulerCore:
         except Unservable as error:
             self.counters.rejected_requests += 1
             return error.rejected(request_id, attempt)
+        if not self._caching:
+            request.retain, request.release = [], False  # nobody finds what they are about
         has_output = any(sequence.num_output for sequence in sequences)
         continued = known is not None or work.head.accepted or has_output
         if not continued:
             waiting = self._waiting
             lack = self._room.lacks(
-                waiting.num_requests,
-                waiting.num_prompt_tokens,
-                request.prompt_len,
-                self.limits.kv_tokens,
-                request.num_prompts,
+                *(waiting.num_requests, waiting.num_prompt_tokens, request.prompt_len),
+                *(self.limits.kv_tokens, request.num_prompts),
             )
             if lack:
                 self.counters.rejected_requests += 1

@@ -12,7 +12,7 @@ from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import TokenWork
-from penstock.services.scheduler.block_manager import BlockManager
+from penstock.services.scheduler.block_manager import MOST_LAPSES, BlockManager
 from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.kv_cache import KVCache
 from penstock.services.scheduler.stats import Counters
@@ -88,6 +88,17 @@ def test_a_retained_block_goes_like_any_other_when_its_time_is_over() -> None:
     assert (cache.found("a"), cache.found("b")) == (2, 0)
     cache.need(4)
     assert (cache.found("a"), cache.counters.cut_retentions) == (0, 0)
+
+
+def test_where_the_time_of_many_blocks_is_over_at_once_they_end_some_at_a_time() -> None:
+    cache = Cache(2 * MOST_LAPSES + 2)
+    cache.put("a", 2 * MOST_LAPSES + 1)
+    cache.retain("a", 2 * MOST_LAPSES + 1)
+    left = []
+    for _ in range(3):
+        cache.blocks.lapse(float(MINUTES))
+        left.append(cache.blocks.num_retained)
+    assert left == [MOST_LAPSES + 1, 1, 0]
 
 
 def test_each_use_that_asks_for_it_prolongs_the_time_and_a_shorter_one_takes_none_away() -> None:
@@ -291,6 +302,14 @@ def test_without_a_token_of_output_a_prompt_is_computed_or_released_without_that
     engine.submit(3, prompt(length), max_tokens=0, cache_salt="one")
     engine.run()
     assert engine.core.stats().counters.steps == steps, "nothing is asked of it"
+
+
+def test_without_a_prefix_cache_hints_have_no_effect() -> None:
+    engine = Engine(small(), caching=False)
+    engine.submit(1, prompt(20), max_tokens=0, retain=[RetainedSpan(20, MINUTES)], release=True)
+    engine.run()
+    engine.assert_finished(1)
+    assert engine.core.stats().counters.steps == 0, "nobody would find what is computed"
 
 
 def test_choices_of_a_request_retain_its_prompt_once_and_a_new_worker_nothing() -> None:

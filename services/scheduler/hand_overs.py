@@ -105,7 +105,8 @@ class HandOvers:
             peer
             for peer in self._participant.of("scheduler", ready_only=True, model=self._own.model)
             if (other := peer.identity).role != "prefill"
-            and (other.host, other.engine != engine) == (host, True)
+            and other.host == host
+            and other.engine != engine
         ]
 
     def report(self, metrics: Registry) -> None:

@@ -63,6 +63,7 @@ _SPECULATION = (
 )
 _NO_OFFLOAD = "not supported yet: weights stay on the device"
 _KV_TIERS = "use --kv-tier-memory-bytes or --kv-tier-disk, which keep KV blocks off the device"
+_ROLES = "use --prefill-engines and --decode-engines, which hand KV blocks over on one host"
 _NO_MULTIMODAL = "not supported yet: models take text alone"
 _NODES = "use --nodes on the first host and --join on the others: docs/deployment.md"
 _TEMPLATE = "not supported yet: the chat template is the one in the model's folder"
@@ -92,6 +93,7 @@ _EXPLAINED = {
     "disable_log_requests": _FEWER_LOGS,
     "disable_log_stats": _FEWER_LOGS,
     "disable_radix_cache": "use --no-enable-prefix-caching",
+    "disaggregation_mode": _ROLES,
     "dist_init_addr": _NODES,
     "download_dir": "set the environment variable HF_HUB_CACHE",
     "enable_auto_tool_choice": _ALWAYS,
@@ -109,7 +111,7 @@ _EXPLAINED = {
     "guided_decoding_backend": _GRAMMARS,
     "hf_overrides": "edit config.json in a copy of the model's folder",
     "hf_token": "set the environment variable HF_TOKEN",
-    "kv_transfer_config": "not supported yet: moving KV memory between engines",
+    "kv_transfer_config": _ROLES,
     "limit_mm_per_prompt": _NO_MULTIMODAL,
     "log_requests": "use --log-level debug for more lines",
     "max_input_length": "use --max-model-len, which bounds prompt and output together",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Ended
+from penstock.protocol.wire.messages.membership import Peer
 from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.scheduler.kv_tier import KVTier
 from penstock.services.scheduler.sequence import Request, Sequence
@@ -51,6 +52,8 @@ class HandOvers:
         request = sequence.request
         if request.has_task or request.reads_logits:  # what reads logits is computed anew elsewhere
             return
+        if request.head.prefilled:  # it came back: it may be what ends engines that decode
+            return
         if all(one.proven for one in request.open.values()):
             self._computed[request.id] = _Computed(request)
 
@@ -63,9 +66,13 @@ class HandOvers:
         for number, one in list(self._computed.items()):
             if not one.request.open:
                 del self._computed[number]
-        if not self._tier.is_open:
+        if not self._computed or not self._tier.is_open or not (takers := self._takers()):
             return frozenset()
-        found = [number for number, one in self._computed.items() if self._is_ready(one)]
+        found = [
+            number
+            for number, one in self._computed.items()
+            if self._is_ready(one) and any(_can_take(peer, one.request) for peer in takers)
+        ]
         for number in found:
             one = self._computed.pop(number)
             self._count += 1
@@ -75,7 +82,7 @@ class HandOvers:
         return frozenset(found)
 
     def _is_ready(self, one: _Computed) -> bool:
-        """Whether another engine would find nearly all of it, and one is there."""
+        """Whether another engine would find nearly all of it."""
         tier, size = self._tier, self._tier.block_size
         most = max(self._config.cluster.max_local_prefill_length, 2 * size)
         if all(each.max_len - len(each.tokens) <= LEAST_LEFT for each in one.request.open.values()):
@@ -89,26 +96,34 @@ class HandOvers:
                 return False
             if len(sequence.tokens) // size * size - at * size > most:
                 return False
-        return self._has_taker(one.request)
+        return True
 
-    def _has_taker(self, request: Request) -> bool:
-        """Whether an engine is ready that decodes, shares the keeper and can hold the request."""
-        longest = max(one.max_len for one in request.open.values())
-        adapter = request.head.adapter
-        for peer in self._participant.of("scheduler", ready_only=True, model=self._own.model):
-            other, capacity = peer.identity, peer.capacity
-            if other.role == "prefill" or other.host != self._host:
-                continue
-            if other.engine == self._own.engine or capacity.max_model_len < longest:
-                continue
-            if not adapter or any(one.digest == adapter for one in capacity.adapters):
-                return True
-        return False
+    def _takers(self) -> list[Peer]:
+        """Other engines that are ready, decode and share the keeper."""
+        engine, host = self._own.engine, self._host
+        return [
+            peer
+            for peer in self._participant.of("scheduler", ready_only=True, model=self._own.model)
+            if (other := peer.identity).role != "prefill"
+            and other.host == host
+            and other.engine != engine
+        ]
 
     def report(self, metrics: Registry) -> None:
         """A few times a second."""
         metrics.counter("hand_overs_total").value = float(self._count)
         metrics.counter("hand_over_bytes_total").value = float(self._blocks * self._tier.slot_bytes)
+
+
+def _can_take(peer: Peer, request: Request) -> bool:
+    """Whether an engine can go on with a request, as the router sees it: what it refuses comes
+    back."""
+    capacity, head = peer.capacity, request.head
+    if capacity.max_model_len < max(one.max_len for one in request.open.values()):
+        return False
+    if head.deterministic and not capacity.repeats:
+        return False
+    return not head.adapter or any(one.digest == head.adapter for one in capacity.adapters)
 
 
 def check_role(role: str, engine: Attached) -> None:

@@ -30,7 +30,7 @@ from penstock.services.worker.model_shape import shape_of, shape_of_others
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
 from penstock.services.worker.placement import placement
-from penstock.services.worker.plain_memory import later_plain_parts, plain_parts
+from penstock.services.worker.plain_memory import later_plain_parts, plain_parts, rotary_tables
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.step_profile import run_all_rows, run_once
@@ -139,7 +139,11 @@ class ModelMemory:
         taken = sum(part.num_bytes for part in static_parts(profile))
         adapted = self._subject.adapters is not None
         sizes = ExecutorSizes(kernels.config, self._full, self._item, alone, count, adapted, widens)
-        return of_profile(sizes, max(0, measured - taken))
+        parts = of_profile(sizes, max(0, measured - taken))
+        if alone:  # the model's own tables stand beside the kernels' ones
+            later = self._full.max_model_len - profiled.max_model_len
+            parts.append(rotary_tables(self._shape, later))
+        return parts
 
     def _tokens(self) -> int:
         return min(self._full.max_num_batched_tokens, self._full.max_model_len)

@@ -52,13 +52,17 @@ def later_plain_parts(
     keys = GATHERED_ELEMENTS[device]
     if device == "cuda":
         keys = max(keys, sizes.max_model_len * shape.kv_width)
-    rotary = positions * shape.rotary_width * _FP32
     masks = 2 * sizes.max_num_seqs * -(-shape.vocab // 32) * _FP32
     return [
         MemoryPart("step", 4 * keys * item_bytes),
-        MemoryPart("step", rotary),
+        rotary_tables(shape, positions),
         MemoryPart("grammars", masks, "masks"),
     ]
+
+
+def rotary_tables(shape: ModelShape, positions: int) -> MemoryPart:
+    """Cosines and sines of so many positions, as torch's operations read them."""
+    return MemoryPart("step", positions * shape.rotary_width * _FP32)
 
 
 def sampler_tables(vocab: int, slots: int) -> int:

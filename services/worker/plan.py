@@ -49,7 +49,7 @@ from penstock.services.worker.model_shape import (
 )
 from penstock.services.worker.models.dense import DenseConfig, caches_of, paged_config
 from penstock.services.worker.models.specification import CacheSpecification
-from penstock.services.worker.plain_memory import activations, plain_parts
+from penstock.services.worker.plain_memory import activations, plain_parts, rotary_tables
 from penstock.services.worker.speculation.draft_shape import read_draft_shape
 
 CANNOT_FIT = 1
@@ -179,10 +179,9 @@ class Planner:
             free = self.device.total - sum(part.num_bytes for part in parts) - PROCESS_BYTES
             return cpu_account(config, free, parts, plain_parts(shape, sizes, item, "cpu"), block)
         kernels, alone = self._kernels(config, shape), self._attention(config, shape)
-        if kernels is not None:
-            weights = replace(weights, num_bytes=_dense_bytes(shape, item))
         parts = [weights, MemoryPart("step", LIBRARY_BYTES // 2)]
         if kernels is not None:
+            parts[0] = replace(weights, num_bytes=_dense_bytes(shape, item))
             adapters = _adapters(config, shape, item)
             executor = self._sizes(config, kernels, sizes, item, alone=False)
             parts += of_profile(replace(executor, adapted=bool(adapters)), 0)
@@ -191,6 +190,7 @@ class Planner:
         elif alone is not None:
             executor = self._sizes(config, alone, sizes, item, alone=True)
             parts += of_profile(executor, activations(shape, executor.rows, item))
+            parts.append(rotary_tables(shape, sizes.max_model_len))
         else:
             parts += plain_parts(shape, sizes, item, "cuda")
         device = self.device

@@ -58,6 +58,8 @@ def test_what_foreign_settings_are_called_here_is_there() -> None:
     [
         ("--otlp-traces-endpoint", "--otel-traces"),
         ("--swap-space", "--kv-tier-memory-bytes"),
+        ("--kv-transfer-config", "--prefill-engines"),
+        ("--disaggregation-mode", "--prefill-engines"),
         ("--gpu-memory", "--gpu-memory-utilization"),
         ("--max-num-batched", "--max-num-batched-tokens"),
     ],

@@ -58,8 +58,14 @@ def read_draft_shape(
             f"{flag}: layers of this model keep a window of their positions alone, and what "
             "drafts keeps all; use --speculative suffix"
         )
+    folder = config.speculation.speculative_model
+    if not Path(folder).exists():
+        raise ConfigError(
+            f"--speculative-model {folder}: there is no such folder, and none is fetched from the "
+            "Hugging Face hub; download it and give its path"
+        )
     if config.speculation.speculative == "eagle3":
-        head, _ = read_eagle3(config.speculation.speculative_model, info)
+        head, _ = read_eagle3(folder, info)
         return DraftShape(head.num_parameters, [head.cache])
     draft, its_config = read_draft_model(config, info)
     shape = read_shape(draft, its_config)

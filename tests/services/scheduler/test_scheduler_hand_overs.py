@@ -71,9 +71,17 @@ def _on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: HOST)
 
 
-def other(role: Any = "decode", host: str = HOST, longest: int = 60, engine: str = "1") -> Any:
+def other(
+    role: Any = "decode",
+    host: str = HOST,
+    longest: int = 60,
+    engine: str = "1",
+    *,
+    repeats: bool = False,
+) -> Any:
     identity = Identity(2, host, engine, role=role)
-    return SimpleNamespace(identity=identity, capacity=Capacity(max_model_len=longest))
+    capacity = Capacity(max_model_len=longest, repeats=repeats)
+    return SimpleNamespace(identity=identity, capacity=capacity)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -108,6 +116,36 @@ def test_a_request_is_handed_over_once_its_blocks_are_told_of(n: int) -> None:
 def test_nobody_who_can_go_on_with_it_leaves_it_where_it_is(why: dict[str, Any]) -> None:
     engine = PrefillEngine(**why)
     engine.submit(1, prompt(26), OUTPUT)
+    engine.run()
+    assert engine.let_go == []
+    engine.assert_finished(1)
+
+
+def _with_head(engine: PrefillEngine, **changes: bool) -> None:
+    """Another head for the request that was submitted."""
+    request = engine.core._requests.get(1)
+    assert request is not None
+    request.head = msgspec.structs.replace(request.head, **changes)
+
+
+def test_a_repeatable_request_stays_where_its_answer_repeats() -> None:
+    engine = PrefillEngine()
+    engine.submit(1, prompt(26), OUTPUT)
+    _with_head(engine, deterministic=True)
+    engine.run()
+    assert engine.let_go == [], "the other engine refuses it"
+    engine.assert_finished(1)
+    repeating = PrefillEngine(repeats=True)
+    repeating.submit(1, prompt(26), OUTPUT)
+    _with_head(repeating, deterministic=True)
+    repeating.run()
+    assert repeating.let_go == [1]
+
+
+def test_a_request_that_came_back_is_not_handed_over_again() -> None:
+    engine = PrefillEngine()
+    engine.submit(1, prompt(26), OUTPUT)
+    _with_head(engine, prefilled=True)
     engine.run()
     assert engine.let_go == []
     engine.assert_finished(1)

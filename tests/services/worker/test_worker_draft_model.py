@@ -145,5 +145,7 @@ def test_a_draft_model_that_does_not_fit_is_refused_by_name(folders: tuple[Path,
     make_tokenizer(306).save(str(draft / "tokenizer.json"))
     with pytest.raises(BadModelFolder, match=r"tokenizer.json differs.*target's vocabulary"):
         make_drafter(configured(target, draft), info, model, slots)
+    with pytest.raises(ConfigError, match=r"--speculative-model ORG/NAME: .*download it"):
+        read_draft_shape(configured(target, Path("ORG/NAME")), info, [], on_cpu=True)
     with pytest.raises(ConfigError, match=r"draft-model: .*GPU.*--device cpu"):
         read_draft_shape(configured(target, draft), info, [], on_cpu=False)

@@ -18,6 +18,7 @@ from asked_slots import EVERY_KIND
 from plan_driver import PlanDriver
 from pretended_memory import PretendedMemory
 from tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
+from triton.runtime.interpreter import GridExecutor
 
 from penstock.kernels import attention, sdpa_attention
 from penstock.kernels.attention_backend import CacheShape, QuerySpans
@@ -128,15 +129,16 @@ class Loaded:
             self.executor = subject.executor(self.account.sizes)
 
     def run(self) -> None:
-        """Steps of random load; what they ask of the sampler differs."""
-        count, usual = len(EVERY_KIND), gc.get_threshold()
-        gc.set_threshold(50)  # when the collector last ran shall not matter
+        """Steps of random load; what they ask of the sampler differs. No memory of theirs may wait
+        for the collection of cycles."""
+        count = len(EVERY_KIND)
+        gc.disable()
         try:
             with self.memory:
                 prompts = some_prompts([3, 9, *([2] * (count - 2))])
                 PlanDriver(self.executor, 1).run(prompts, 2, samplings=EVERY_KIND)
         finally:
-            gc.set_threshold(*usual)
+            gc.enable()
 
     def step(self) -> int:
         """What was measured."""
@@ -207,13 +209,22 @@ def test_memory_of_a_model_with_our_attention_alone_is_not_more_than_was_counted
     loaded = Loaded(tiny_folder("olmo2"), memory, attention_alone)
     assert memory.held() <= loaded.counted()
     loaded.run()
-    assert memory.peak <= (1 + TOLERANCE) * loaded.counted()
+    assert memory.peak <= loaded.counted()
     assert loaded.counted() - memory.peak < 0.05 * loaded.counted()
+
+
+def share_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels under the interpreter read the arguments themselves. Its views of them are in cycles
+    of closures, which keep each argument's memory until cycles are collected; no GPU does."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(GridExecutor, "_init_args_hst", lambda _, args, named: (args, named))
+        monkeypatch.setattr(GridExecutor, "_restore_args_dev", lambda *_: None)
 
 
 def device_memory(monkeypatch: pytest.MonkeyPatch) -> PretendedMemory:
     """Of 300 MiB; what executors for GPUs keep on the host is not in it."""
     memory = PretendedMemory(300 << 20, outside=5 << 20)
+    share_arguments(monkeypatch)
     for owner, name in (
         (GpuExecutor, "_host"),
         (ChunkRows, "host_buffer"),

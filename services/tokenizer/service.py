@@ -23,6 +23,7 @@ from penstock.protocol.process import logs
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
+from penstock.protocol.process.trace import ENCODE, TRACE
 from penstock.protocol.tasks import GENERATE, OF_FOLDERS, OF_TOKENIZERS, load_tasks
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
@@ -208,10 +209,13 @@ class TokenizerService(AsyncService):
         began, done = self.loop.time(), Future[Prepared]()
         task, text = work.head.task, self._text_model()
         known = text, self.info, self._max_model_len(work.head), work.params.seed or 0
+        traced = time.monotonic_ns() if TRACE.on else 0
         try:
             done.set_result(prepare(work, *known, folder_tasks=self._tasks_for(task)))
         except Exception as error:
             done.set_exception(error)
+        if traced:
+            TRACE.add(ENCODE, traced)
         self._encoded(request_id, attempt, work.head, began, done)
 
     def _text_model(self) -> TextModel:

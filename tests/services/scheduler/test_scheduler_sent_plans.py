@@ -102,12 +102,11 @@ class Loop(SchedulerService):
         self.faults = Faults([], "scheduler")
         self.batches: Batches = []
         self._answers = []
-        self._keeping = None
+        self._keeping = self._hand_overs = None
         self._failed_beside = []
         self._plan_at = 0.0
         self._adapters = AdapterMessages(self, 1)
         self._plans = SentPlans(outbox.send)
-        self._keeping = None
 
     def _hand_out(self, batches: Batches) -> None:
         self.batches += batches

@@ -316,10 +316,10 @@ def test_a_device_without_our_kernels_has_those_in_places_and_the_host_holds_all
     adapters._on = torch.device("meta")
     for seed in range(2):
         folder = write_adapter(tmp_path / f"a{seed}", modules_of(make_model("llama")), seed=seed)
-        read = AdapterFolder(folder, adapters.sizes, 4).read()
+        read = AdapterFolder(folder, adapters.model.layers, 4).read()
         adapters.add(read.digest, adapters.prepared(read), folder)
     assert len(adapters.held) == 2 and len(adapters.numbers) == 1
-    held = [one for updates in adapters.held.values() for one in updates.values()]
+    held = [one for updates in adapters.held.values() for one in updates.linears.values()]
     there = [product.updates[1] for layer in adapters.layers for product in layer]
     assert {one.down.device.type for one in held} == {"cpu"}
     assert {one.down.device.type for one in there if one is not None} == {"meta"}

@@ -8,10 +8,7 @@ so that it keeps what the model knows. It takes minutes of one core.
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
@@ -24,26 +21,21 @@ from penstock.demo.generate import load
 from penstock.demo.mixture import OF_ADAPTERS, conversation, question
 from penstock.demo.model import Qwen3, dense_mask
 from penstock.demo.packing import IGNORED, encode
+from penstock.demo.short_training import add_flags, descend, scheduled
 
-MODEL = Path(__file__).parent / "model"
-_WARMUP_STEPS = 20
 _LONGEST = 56
 """Tokens of a conversation; longer ones are left out."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m penstock.demo.train_adapter", description=__doc__)
-    parser.add_argument("folder", type=Path)
+    add_flags(parser, max_cpu_seconds=800.0)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--alpha", type=float, default=16.0)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rows", type=int, default=32, help="conversations of a step")
     parser.add_argument("--kept", type=int, default=2, help="of which so many are the model's own")
     parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, default=MODEL, help="an exported model")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--max-cpu-seconds", type=float, default=800.0)
     return parser
 
 
@@ -87,26 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parameters = adapt(model, options.rank, options.alpha)
     model.to(options.device)
     optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.99), weight_decay=0.01)
-    source, began, step = Random(f"adapter {options.seed}"), time.process_time(), 0
-    while step < options.steps:
-        spent = time.process_time() - began
-        # What is left shrinks with the steps or with the time, whichever is less.
-        left = 1.0 - max(step / options.steps, spent / options.max_cpu_seconds)
-        if left <= 0.0:
-            break
-        share = min(1.0, (step + 1) / _WARMUP_STEPS) * (1.0 - math.cos(math.pi * left)) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr * share
+    source = Random(f"adapter {options.seed}")
+    rates = scheduled(optimizer, options.lr, options.steps, options.max_cpu_seconds)
+    for step, spent in rates:
         made = batch(tokenizer, source, options.rows, options.kept)
         ids, labels = (tensor.to(options.device) for tensor in made)
         loss = loss_of(model, ids, labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        step += 1
-        if step % 10 == 0:
-            print(f"step {step}, loss {loss.item():.4f}, {spent:.0f} s of a core", flush=True)
+        descend(optimizer, loss, parameters)
+        if (step + 1) % 10 == 0:
+            print(f"step {step + 1}, loss {loss.item():.4f}, {spent:.0f} s of a core", flush=True)
             save(model, options.folder, options.rank, options.alpha)
     print(f"{save(model, options.folder, options.rank, options.alpha):,} bytes")
     return 0

@@ -8,10 +8,7 @@ core.
 from __future__ import annotations
 
 import argparse
-import math
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
@@ -21,9 +18,8 @@ from penstock.demo.draft_head import DraftHead, loss_of, passes_of, target_rows
 from penstock.demo.generate import load
 from penstock.demo.model import Qwen3, dense_mask
 from penstock.demo.packing import IGNORED, Packed
+from penstock.demo.short_training import add_flags, descend, scheduled
 
-MODEL = Path(__file__).parent / "model"
-_WARMUP_STEPS = 20
 _COUNTED = 20
 """Batches whose tokens are counted, to draft the most frequent ones."""
 
@@ -32,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m penstock.demo.train_draft_head", description=__doc__
     )
-    parser.add_argument("folder", type=Path)
+    add_flags(parser, max_cpu_seconds=300.0)
     parser.add_argument("--draft-vocab", type=int, default=1024, help="tokens that it drafts")
     parser.add_argument("--width", type=int, default=256, help="of its MLP")
     parser.add_argument("--passes", type=int, default=3, help="drafts in a row that it learns")
@@ -40,10 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=4, help="packed rows of a step")
     parser.add_argument("--length", type=int, default=192, help="tokens of a row")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, default=MODEL, help="an exported model")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--max-cpu-seconds", type=float, default=300.0)
     return parser
 
 
@@ -86,30 +78,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     ids = frequent(text, options.draft_vocab, target.shape.vocab_size)
     head = DraftHead(target, ids.to(options.device), options.width).to(options.device)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=options.lr, betas=(0.9, 0.95))
-    began, step = time.process_time(), 0
-    while step < options.steps:
-        spent = time.process_time() - began
-        # What is left shrinks with the steps or with the time, whichever is less.
-        left = 1.0 - max(step / options.steps, spent / options.max_cpu_seconds)
-        if left <= 0.0:
-            break
-        share = min(1.0, (step + 1) / _WARMUP_STEPS) * (1.0 - math.cos(math.pi * left)) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = options.lr * share
+    parameters = list(head.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=options.lr, betas=(0.9, 0.95))
+    rates = scheduled(optimizer, options.lr, options.steps, options.max_cpu_seconds)
+    for step, spent in rates:
         batch = torch.from_numpy(text[step]).long().to(options.device)
         losses, shares = pass_losses(head, target, batch, options.passes)
-        loss = sum(each * 0.8**at for at, each in enumerate(losses))
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[union-attr]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if step % 20 == 0:
+        weighted = (each * 0.8**at for at, each in enumerate(losses))
+        loss = sum(weighted, start=torch.zeros((), device=options.device))
+        descend(optimizer, loss, parameters)
+        if (step + 1) % 20 == 0:
             said = ", ".join(f"{each:.3f}" for each in shares)
-            print(
-                f"step {step}, loss {losses[0].item():.4f}, right {said}, {spent:.0f} s", flush=True
-            )
+            first = losses[0].item()
+            print(f"step {step + 1}, loss {first:.4f}, right {said}, {spent:.0f} s", flush=True)
             head.save(options.folder)
     print(f"{head.save(options.folder):,} bytes")
     return 0

@@ -28,7 +28,7 @@ class Waiter(NamedTuple):
     """Blocks that were known to be kept for it, from the first of the load on."""
 
     @property
-    def waits(self) -> bool:
+    def is_put_off(self) -> bool:
         """Whether it has neither gone on nor ended meanwhile."""
         return self.sequence.queue_place is self.place
 
@@ -62,7 +62,7 @@ class Load:
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits."""
-        return any(one.waits for one in self.waiting)
+        return any(one.is_put_off for one in self.waiting)
 
 
 class Loads:
@@ -127,7 +127,7 @@ class Loads:
 
     def _go_on(self, one: Waiter, *, again: bool) -> None:
         """``again``: it may wait for another load."""
-        if one.waits:
+        if one.is_put_off:
             one.sequence.fetched = not again
             self._waiting.remove(one.sequence)
             self._waiting.push(one.sequence)

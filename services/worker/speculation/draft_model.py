@@ -23,13 +23,13 @@ class DraftModelDrafter(ModelDrafter):
         with torch.inference_mode():
             model.prepare(slots.capacity.max_model_len)
         rows = RowPadding(1, 1, model.packed)
-        super().__init__(DRAFT_MODEL, slots, model.caches, model.dtype, rows)
+        super().__init__(DRAFT_MODEL, slots, model.caches, model.dtype, model.device, rows)
         self._model = model
         self._vocab = min(model.vocab_size, slots.capacity.vocab_size)
-        self._one_row = torch.zeros(1, dtype=torch.int64)
+        self._one_row = torch.zeros(1, dtype=torch.int64, device=model.device)
 
     def _first(self, slots: IntArray) -> Tensor:
-        return torch.empty(len(slots), 0)
+        return torch.empty(len(slots), 0, device=self._device)
 
     def _pass(self, inputs: StepInputs, state: Tensor) -> Tensor:
         return self._model.hidden(self._known(inputs), None)

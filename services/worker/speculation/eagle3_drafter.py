@@ -27,13 +27,16 @@ class Eagle3Drafter(ModelDrafter):
         """target: captures what the head reads from now on."""
         rows = RowPadding(1, 1, head.packed)
         cache = head.specification.cache
-        super().__init__(EAGLE3, slots, [cache], head.dtype, rows, first_position=1)
+        super().__init__(EAGLE3, slots, [cache], head.dtype, target.device, rows, first_position=1)
         self._head, self._target = head, target
         target.captured_layers = frozenset(head.specification.captured_layers)
         with torch.inference_mode():
             head.prepare(slots.capacity.max_model_len)
             self._before = torch.zeros(
-                len(self.live), head.specification.hidden_size, dtype=head.dtype
+                len(self.live),
+                head.specification.hidden_size,
+                dtype=head.dtype,
+                device=target.device,
             )
         """[slots, hidden]: features of the position ahead of each slot's own."""
 
@@ -42,7 +45,7 @@ class Eagle3Drafter(ModelDrafter):
         self._before[slot] = 0
 
     def _first(self, slots: IntArray) -> Tensor:
-        return self._before.index_select(0, torch.from_numpy(slots))
+        return self._before.index_select(0, self.on_device(slots))
 
     def _pass(self, inputs: StepInputs, state: Tensor) -> Tensor:
         return self._head.hidden(inputs, state)
@@ -87,13 +90,13 @@ class Eagle3Drafter(ModelDrafter):
     ) -> None:
         """Keep consecutive positions of several slots, the first of each behind what is known.
         rows: of the target's step."""
-        features = self._head.features(self._target.captured, torch.from_numpy(rows))
-        begin = torch.from_numpy(np.flatnonzero(first))
+        features = self._head.features(self._target.captured, self.on_device(rows))
+        begin = self.on_device(np.flatnonzero(first))
         ahead = torch.roll(features, 1, 0)
         ahead[begin] = self._first(owners[first])
         self._write(owners, tokens, positions, ahead)
         last = np.append(first[1:], True)
-        self._before[torch.from_numpy(owners[last])] = features[torch.from_numpy(last)]
+        self._before[self.on_device(owners[last])] = features[self.on_device(last)]
 
     def _settle(self, slots: IntArray, drafts: DraftRows, accepted: IntArray) -> None:
         begin = np.flatnonzero(drafts.ahead == 0)
@@ -113,6 +116,6 @@ class Eagle3Drafter(ModelDrafter):
         keys, values = self._memory.layers[0]
         places = self.places(owners, positions)
         self._head.keep(
-            torch.from_numpy(tokens), torch.from_numpy(positions), features,
+            self.on_device(tokens), self.on_device(positions), features,
             lambda key, value: write_kv(key, value, keys, values, places),
         )  # fmt: skip

@@ -43,11 +43,12 @@ class ModelDrafter(ABC):
         slots: SlotTable,
         caches: Sequence[CacheSpecification],
         dtype: torch.dtype,
+        device: torch.device,
         rows: RowPadding,
         first_position: int = 0,
     ) -> None:
-        """source: of its drafts; caches: what its layers keep; rows: the numbers of rows that its
-        layers take; first_position: the first that is attended to.
+        """source: of its drafts; caches: what its layers keep; device: of its layers; rows: the
+        numbers of rows that they take; first_position: the first that is attended to.
 
         Raises ``MemoryError`` where the system does not promise memory for the slots' blocks."""
         self.source = source
@@ -59,11 +60,12 @@ class ModelDrafter(ABC):
         self._behind = np.zeros(len(self.live), np.int64)
         """Positions behind each slot's own that are written, but not accepted."""
         self._seconds, self._passes = 0.0, 0
-        capacity, cpu = slots.capacity, torch.device("cpu")
+        self._device = device
+        capacity = slots.capacity
         blocks = capacity.num_blocks + EXTRA_BLOCKS
         grouped = LayerGroups([], len(caches), [(0, place) for place in range(len(caches))])
         with torch.inference_mode():
-            self._memory = KVMemory(caches, grouped, blocks, capacity.block_size, dtype, cpu)
+            self._memory = KVMemory(caches, grouped, blocks, capacity.block_size, dtype, device)
         distinct = list(dict.fromkeys(caches))
         attended = [
             AttendedCache(
@@ -81,7 +83,7 @@ class ModelDrafter(ABC):
         ]  # fmt: skip
         self.inputs = InputBuilder(
             slots, attended, [distinct.index(cache) for cache in caches], self._memory.layers,
-            rows, capacity.num_blocks, cpu,
+            rows, capacity.num_blocks, device,
         )  # fmt: skip
 
     def begin(self, slot: int, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes) -> None:
@@ -138,7 +140,7 @@ class ModelDrafter(ABC):
                 going = np.flatnonzero(wanted[rows] > place)
                 if len(going) < len(rows):
                     rows, tokens = rows[going], tokens[going]
-                    state = state.index_select(0, torch.from_numpy(going))
+                    state = state.index_select(0, self.on_device(going))
             self._passes += place
         return found
 
@@ -183,7 +185,11 @@ class ModelDrafter(ABC):
     def places(self, owners: IntArray, positions: IntArray) -> Tensor:
         """[N] int64, as ``write_kv`` takes them: of these slots' positions."""
         table, size = self.slots.blocks.tables[0], self.slots.capacity.block_size
-        return torch.from_numpy(table[owners, positions // size] * size + positions % size)
+        return self.on_device(table[owners, positions // size] * size + positions % size)
+
+    def on_device(self, values: IntArray) -> Tensor:
+        """These numbers of the host, where the drafter's layers are."""
+        return torch.from_numpy(values).to(self._device)
 
     def _inputs_of(self, at: IntArray, tokens: IntArray, place: int) -> StepInputs:
         """Of a row for each of these slots, so many positions behind its own."""

@@ -310,11 +310,9 @@ def _run(
     """Become the process ``name``. configs: one for each model. builtin: it is the built-in one.
     resolved: what was given, which is made whole for each model. layout: which one was chosen and
     why."""
-    with contextlib.suppress(ImportError):
-        from setproctitle import setproctitle
-
-        number = "" if internal.number is None else f" {internal.number}"
-        setproctitle(f"penstock: {name}{number}")
+    number = "" if internal.number is None else f" {internal.number}"
+    prepared = "" if internal.hold_fd is None else "prepared "
+    _be_called(f"penstock: {prepared}{name}{number}")
     if name == "serve":
         from penstock.services.launcher import serve
 
@@ -338,7 +336,16 @@ def _run(
         import_all(name, config)
         if not wait_until_wanted(internal.hold_fd):
             return 0
+        _be_called(f"penstock: {name}{number}")
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
     code: int = service.run(config, **extra)
     return code
+
+
+def _be_called(title: str) -> None:
+    """As lists of processes show it."""
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(title)

@@ -230,6 +230,11 @@ class Sequence:
         return self.prompt_logprobs.most is not None and not self.num_output
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it ever ran here, or was at the head of the queue and waits for its blocks."""
+        return self.cached_tokens >= 0 or self.fetched
+
+    @property
     def running(self) -> bool:
         return self.slot >= 0
 

@@ -18,6 +18,7 @@ from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TR
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.administration import Ask
+from penstock.protocol.wire.messages.hand_overs import DecodeRoom
 from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
@@ -36,6 +37,7 @@ from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
 from penstock.services.scheduler.sequence import Request
+from penstock.services.scheduler.take_overs import TakeOvers
 from penstock.services.scheduler.worker_group import WorkerGroup
 
 MOST_IN_FLIGHT = 4
@@ -78,6 +80,8 @@ class SchedulerService(LoopService):
         """Blocks outside of KV memory; ``None``: there are none."""
         self._hand_overs: HandOvers | None = None
         """Of a prefill engine."""
+        self._take_overs: TakeOvers | None = None
+        """Of any other whose blocks are kept."""
         self._meters = EngineMeters(self.metrics, self._model)
 
     def identity(self) -> Identity:
@@ -148,10 +152,12 @@ class SchedulerService(LoopService):
             if whole.kv_space and config.cache.has_tiers:
                 self._keeping = Keeping(self, self.core, whole, self.group, now)
             if self._keeping is not None and config.scheduler.role == "prefill":
-                self._hand_overs = HandOvers(self, self._keeping.tier)
+                self._hand_overs = HandOvers(self, self._keeping.tier, self.core.prefill_budget)
                 self._meters.follow(self.core, self._hand_overs.had_first_token)
             else:
                 self._meters.follow(self.core)
+                if self._keeping is not None:
+                    self._take_overs = TakeOvers(self, self.core)
             self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
             gc.collect()
             gc.freeze()
@@ -228,6 +234,9 @@ class SchedulerService(LoopService):
                 not self.group.attached and self._another_is_ready()
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
+            case DecodeRoom():
+                if self._hand_overs is not None:
+                    self._hand_overs.told(sender, message)
             case _ if self._adapters.handle(sender, message, now):
                 pass
             case _ if self._keeping is not None and self._keeping.handle(sender, message, now):
@@ -299,7 +308,7 @@ class SchedulerService(LoopService):
             self._hand_out(batch)
             _add_part(meters.hand_out, HAND_OUT, began, len(batch))
         if self._hand_overs is not None and self.ledger is not None:
-            self._hand_overs.send(self.ledger)  # behind their tokens
+            self._hand_overs.send(self.ledger, now)  # behind their tokens
 
     def _take_failed_beside(self, core: SchedulerCore, answered: int) -> list[StepFailed]:
         """Failures of other ranks whose turn it is when so many more steps are answered: before
@@ -339,8 +348,10 @@ class SchedulerService(LoopService):
             if self._keeping is not None:
                 self._keeping.tick(now, self.metrics)
                 if self._hand_overs is not None:
-                    self._hand_overs.report(self.metrics)
+                    self._hand_overs.tick(self.metrics)
                 self._look_if_ready(now)
+            if self._take_overs is not None and self.group.attached:
+                self._take_overs.tick(self.ledger, self.metrics, now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demands = [Demand(slots=usable, model=self._model)]

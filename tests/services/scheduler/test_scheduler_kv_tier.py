@@ -149,7 +149,7 @@ def engine_with_kept_prompts(limits: Limits, count: int) -> KeptEngine:
         first.submit(number + 1, prompt(40, 50 * number), 2)
         first.run()
     engine = KeptEngine(limits, keeper)
-    engine.core._prefill_budget.observe(0, 1000, 1e-3)
+    engine.core.prefill_budget.observe(0, 1000, 1e-3)
     return engine
 
 
@@ -235,7 +235,7 @@ def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
     keeper = Keeper()
     ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
     engine = KeptEngine(LIMITS, keeper)
-    engine.core._prefill_budget.observe(0, 1000, 1e-5)
+    engine.core.prefill_budget.observe(0, 1000, 1e-5)
     engine.tier.rates.load = 1.0
     ask_in_turn(engine, 1)
     assert engine.tier.counters.slow == 3

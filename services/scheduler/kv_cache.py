@@ -276,7 +276,7 @@ class KVCache:
         for group in self._groups:
             behind = group.blocks_behind(count * self.block_size)
             names = group.names(holder.digests[behind:count])
-            self.blocks.retain(names, holder.tenant, seconds, now)
+            self.blocks.retain(names, holder.tenant, seconds, now, behind)
         return holder.digests[:count]
 
     def lapse(self, now: float) -> None:

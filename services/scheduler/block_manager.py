@@ -233,8 +233,8 @@ class BlockManager:
             if self._ref_counts[block] == 0:
                 self._take_out(block)
                 retained.idle[block] = None
-        while (excess := retained.first_of_excess(tenant)) is not None:
-            self._end_retention(excess, cut=True)
+        for block in retained.excess(tenant):
+            self._end_retention(block, cut=True)
 
     def lapse(self, now: float) -> None:
         """End what was to be retained until now; of very many blocks the rest the next time."""

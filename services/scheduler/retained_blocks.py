@@ -1,8 +1,9 @@
 """Blocks that requests have asked to retain: they are reused after all others, for a while.
 
 A retained block is an ordinary block of the prefix cache with a mark on it. Marks are bounded in
-number; where there are too many, the one set longest ago ends. A mark ends too when its time is
-over, when the block leaves the cache, and when the tenant that set it takes it back.
+number; where there are too many, those set longest ago end, first of a tenant that has more than an
+equal part. A mark ends too when its time is over, when the block leaves the cache, and when the
+tenant that set it takes it back.
 
 Marks that are alike along a chain are one ``Run``: a request costs what it adds to those that are
 there, not what it prolongs. A run is divided where a request marks a part of it.
@@ -11,7 +12,7 @@ there, not what it prolongs. A run is divided where a request marks a part of it
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -46,10 +47,9 @@ class RetainedBlocks:
         self._by_seconds: dict[int, RunQueue] = {}
         """Marks set for equally long: the one that ends first comes first."""
         self._by_tenant: dict[str, RunQueue] = {}
-        """The one set first comes first; kept where one tenant may not have all."""
+        """The one set first comes first."""
         self._of_tenant: Counter[str] = Counter()
-        """Marks of each tenant; kept likewise."""
-        self._bounds_tenants = self.most_each < self.most
+        """Marks of each tenant."""
         self._settings = 0
         self._counters, self._find = counters, find
 
@@ -202,14 +202,29 @@ class RetainedBlocks:
                 return self._last(run)
         return None
 
-    def first_of_excess(self, tenant: str) -> int | None:
-        """A block whose mark must end because there are too many, or too many of a tenant's."""
-        if self._bounds_tenants and self._of_tenant[tenant] > self.most_each:
-            return self._last(self._by_tenant[tenant].first())
-        if len(self.marks) <= self.most:
-            return None
-        firsts = (queue.first() for queue in self._by_seconds.values())
-        return self._last(min(firsts, key=lambda run: run.setting))
+    def excess(self, tenant: str) -> Iterator[int]:
+        """Blocks whose marks must end because there are too many, or too many of a tenant's. Each
+        is to be cut before the next one is asked for."""
+        counts, by_tenant = self._of_tenant, self._by_tenant
+        while counts[tenant] > self.most_each:
+            yield self._last(by_tenant[tenant].first())
+        while (over := len(self.marks) - self.most) > 0:
+            largest, spare = self._largest()
+            if spare:
+                for _ in range(min(over, spare)):
+                    yield self._last(by_tenant[largest].first())
+            else:
+                firsts = (queue.first() for queue in self._by_seconds.values())
+                yield self._last(min(firsts, key=lambda run: run.setting))
+
+    def _largest(self) -> tuple[str, int]:
+        """Who has the most marks of several tenants, and how many more than an equal part of all
+        that there may be; 0: nobody has."""
+        counts = self._of_tenant
+        if len(counts) < 2:
+            return "", 0
+        largest = max(counts, key=lambda tenant: (counts[tenant], tenant))
+        return largest, max(0, counts[largest] - self.most // len(counts))
 
     def _last(self, run: Run) -> int:
         """The last block of a run that still has its mark."""
@@ -226,7 +241,7 @@ class RetainedBlocks:
 
     def _enqueue(self, run: Run) -> None:
         self._by_seconds.setdefault(run.seconds, RunQueue()).add(run)
-        if self._bounds_tenants and run.tenant is not None:
+        if run.tenant is not None:
             self._by_tenant.setdefault(run.tenant, RunQueue()).add(run)
             self._of_tenant[run.tenant] += run.live
 
@@ -238,7 +253,7 @@ class RetainedBlocks:
         self._leave_tenant(run)
 
     def _leave_tenant(self, run: Run) -> None:
-        if not self._bounds_tenants or run.tenant is None:
+        if run.tenant is None:
             return
         queue = self._by_tenant[run.tenant]
         queue.remove(run)
@@ -248,7 +263,7 @@ class RetainedBlocks:
 
     def _count(self, run: Run, blocks: int) -> None:
         """A run that is in its queues has so many more."""
-        if self._bounds_tenants and run.tenant is not None:
+        if run.tenant is not None:
             self._of_tenant[run.tenant] += blocks
 
     def check(self) -> None:
@@ -267,8 +282,7 @@ class RetainedBlocks:
                 raise RuntimeError("retained blocks do not end in their order")
         if len(marks) > self.most or not self.idle.keys() <= marks.keys():
             raise RuntimeError(f"{len(marks)} blocks are retained, at most {self.most} may be")
-        if self._bounds_tenants:
-            self._check_tenants(runs)
+        self._check_tenants(runs)
 
     def _check_tenants(self, runs: list[Run]) -> None:
         owned, counts = dict[Run, None](), Counter[str]()

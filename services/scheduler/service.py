@@ -114,7 +114,22 @@ class SchedulerService(LoopService):
             return
         check_role(self.config.scheduler.role, whole)
         limits = Limits.of(whole.sizes)
-        capacity = msgspec.structs.replace(
+        capacity = self._capacity_of(whole, limits)
+        loaded = self._adapters.attached(whole, now)
+        offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
+        if self.core is None:
+            self._begin(whole, limits, offers, now)
+        else:
+            if self._keeping is not None:
+                self._keeping.attached(whole, now)
+            self._hand_over_others(self.core, offers)
+            self._hand_out(self.core.restart(self.group.epoch, limits, offers))
+        self.status.capacity = capacity
+        self._look_if_ready(now)
+
+    def _capacity_of(self, whole: Attached, limits: Limits) -> Capacity:
+        """What this engine tells others that it can do."""
+        return msgspec.structs.replace(
             Capacity(*msgspec.structs.astuple(limits)),
             max_model_len=limits.max_sequence_len,
             tasks=whole.tasks,
@@ -124,44 +139,35 @@ class SchedulerService(LoopService):
             ends=end_tokens(self.config.model.model),
             repeats=whole.repeats,
         )
-        loaded = self._adapters.attached(whole, now)
-        offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
-        if self.core is None:
-            config = self.config
-            self.core = SchedulerCore(
-                limits,
-                self.group.epoch,
-                self.policy,
-                config.cache.enable_prefix_caching,
-                config.admission.max_waiting_requests,
-                most_in_flight=MOST_IN_FLIGHT,
-                max_waiting_tokens=config.admission.max_waiting_tokens,
-                shape=whole.shape,
-                num_ranks=config.cluster.world_size,
-                engine=config.cluster.engine,
-                offers=offers,
-                shares=CacheShares(
-                    config.cache.retained_cache_share, config.cache.tenant_cache_share
-                ),
-            )
-            self.core.follow_faults(self._on_fault)
-            if whole.kv_space and config.cache.has_tiers:
-                self._keeping = Keeping(self, self.core, whole, self.group, now)
-            if self._keeping is not None and config.scheduler.role == "prefill":
-                self._hand_overs = HandOvers(self, self._keeping.tier)
-                self._meters.follow(self.core, self._hand_overs.had_first_token)
-            else:
-                self._meters.follow(self.core)
-            self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
-            gc.collect()
-            gc.freeze()
+
+    def _begin(self, whole: Attached, limits: Limits, offers: Offers, now: float) -> None:
+        """The first workers are there: make what schedules for them."""
+        config = self.config
+        core = self.core = SchedulerCore(
+            limits,
+            self.group.epoch,
+            self.policy,
+            config.cache.enable_prefix_caching,
+            config.admission.max_waiting_requests,
+            most_in_flight=MOST_IN_FLIGHT,
+            max_waiting_tokens=config.admission.max_waiting_tokens,
+            shape=whole.shape,
+            num_ranks=config.cluster.world_size,
+            engine=config.cluster.engine,
+            offers=offers,
+            shares=CacheShares(config.cache.retained_cache_share, config.cache.tenant_cache_share),
+        )
+        core.follow_faults(self._on_fault)
+        if whole.kv_space and config.cache.has_tiers:
+            self._keeping = Keeping(self, core, whole, self.group, now)
+        if self._keeping is not None and config.scheduler.role == "prefill":
+            self._hand_overs = HandOvers(self, self._keeping.tier)
+            self._meters.follow(core, self._hand_overs.had_first_token)
         else:
-            if self._keeping is not None:
-                self._keeping.attached(whole, now)
-            self._hand_over_others(self.core, offers)
-            self._hand_out(self.core.restart(self.group.epoch, limits, offers))
-        self.status.capacity = capacity
-        self._look_if_ready(now)
+            self._meters.follow(core)
+        self.ledger = SchedulerLedger(self.participant, self.mailbox.send, core)
+        gc.collect()
+        gc.freeze()
 
     def _look_if_ready(self, now: float) -> None:
         """Take requests once the worker is there and it is known which blocks are kept."""

@@ -116,7 +116,7 @@ class PromptLogprobs:
         return PackedLogprobs(self.most, bytes(entries))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One choice of a request."""
 

@@ -117,29 +117,20 @@ def _load(
     check_deterministic(config, info, pooling, device.type, dtype)
     if pooling.generates:  # what is wrong with drafts is told before weights are read
         read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
-    headless = not pooling.generates and not pooling.is_judge
-    model = make_model(
-        config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
-    )
+    bare = not pooling.generates and not pooling.is_judge
+    model = make_model(config, info, dtype, device, progress, loaded, headless=bare, ranks=ranks)
     leave_codes(model, without)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
-    kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
-    if not pooling.tasks and not without:
-        kernels = kernels_for(model, config.cache.block_size)
-    kernels = adapter_loading.kernels_for_adapters(config, kernels)
-    check_kernels(config, device, kernels if isinstance(kernels, str) else "")
-    if device.type != "cpu":
-        check_deterministic_kernels(config, kernels)
-    in_places = isinstance(kernels, DenseModel)
-    most = adapter_loading.most_virtual_tokens(config, info)
+    kernels = _kernels_of(model, config, pooling, device, without)
     adapters, held = adapter_loading.load_adapters(
-        config, model, in_places=in_places, most_virtual=most
+        config,
+        model,
+        in_places=isinstance(kernels, DenseModel),
+        most_virtual=adapter_loading.most_virtual_tokens(config, info),
     )
     subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
     if ahead is not None and not isinstance(kernels, str):
-        if ahead.processes:
-            progress(f"compiling kernels in {ahead.processes} processes")
-        ahead.wait()
+        _finish_compilation(ahead, progress)
     progress("measuring a step")
     account = plan_memory(subject, config, info)
     executor = executor_of(subject, account.sizes, progress)
@@ -149,10 +140,7 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, judged, random=random)
-    drafter = None
-    if isinstance(executor, DraftingExecutor) and pooling.generates:
-        drafter = make_drafter(config, info, model, executor.slots)
-    speculate(executor, config, device, drafter)
+    speculate(executor, config, device, _drafter_for(executor, config, info, model))
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -160,6 +148,27 @@ def _load(
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
+
+
+def _finish_compilation(ahead: AheadCompilation, progress: Progress) -> None:
+    if ahead.processes:
+        progress(f"compiling kernels in {ahead.processes} processes")
+    ahead.wait()
+
+
+def _kernels_of(
+    model: CausalModel, config: Config, pooling: Pooling, device: torch.device, without: str
+) -> DenseModel | AttentionAlone | str:
+    """What of a model our kernels compute, or why they compute nothing; without: that reason, if
+    there is one already. Raises ``ConfigError`` where a setting needs what there is not."""
+    kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
+    if not pooling.tasks and not without:
+        kernels = kernels_for(model, config.cache.block_size)
+    kernels = adapter_loading.kernels_for_adapters(config, kernels)
+    check_kernels(config, device, kernels if isinstance(kernels, str) else "")
+    if device.type != "cpu":
+        check_deterministic_kernels(config, kernels)
+    return kernels
 
 
 def subject_of(
@@ -275,6 +284,14 @@ def speculate(
             )
         executor.speculate(drafting)
     executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+
+
+def _drafter_for(
+    executor: AnyExecutor, config: Config, info: ModelInfo, model: CausalModel
+) -> ModelDrafter | None:
+    if isinstance(executor, DraftingExecutor) and executor.generates:
+        return make_drafter(config, info, model, executor.slots)
+    return None
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from scheduler_harness import prompt, small
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Ended
+from penstock.protocol.wire.messages.engine import Adapter
 from penstock.protocol.wire.messages.hand_overs import DecodeRoom
 from penstock.protocol.wire.messages.kv_tier import TierKeys, TierStored, joined, split
 from penstock.protocol.wire.messages.membership import Capacity, Identity
@@ -86,9 +88,18 @@ def other(
     engine: str = "1",
     *,
     repeats: bool = False,
+    adapters: Sequence[Adapter] = (),
 ) -> Any:
     identity = Identity(2, host, engine, role=role)
-    capacity = Capacity(256, 4, 8, max_model_len=longest, repeats=repeats)
+    identity = Identity(2, host, engine, role=role)
+    capacity = Capacity(
+        256,
+        4,
+        8,
+        max_model_len=longest,
+        repeats=repeats,
+        adapters=list(adapters),
+    )
     return SimpleNamespace(identity=identity, capacity=capacity, incarnation=OTHER)
 
 
@@ -111,6 +122,22 @@ def test_a_request_is_handed_over_once_its_blocks_are_told_of(n: int) -> None:
     assert registry.counter("hand_overs_total").value == 1
     assert registry.counter("hand_over_bytes_total").value >= 6 * engine.tier.slot_bytes
     engine.assert_idle()
+
+
+def test_a_soft_prompt_is_handed_over_with_the_blocks_of_its_virtual_tokens() -> None:
+    engine = PrefillEngine(adapters=[Adapter("soft", "soft", 6)])
+    engine.submit(1, prompt(20), OUTPUT, virtual=6)
+    engine.run()
+    assert engine.let_go == [1]
+    kept = KeptEngine(small(), engine.told)
+    kept.submit(1, prompt(20), OUTPUT, {0: list(engine.tokens(1))}, virtual=6)
+    kept.run()
+    kept.assert_finished(1)
+    assert kept.core.counters.prefix_hit_tokens >= 24
+    lacking = PrefillEngine(adapters=[Adapter("soft", "another digest", 6)])
+    lacking.submit(1, prompt(20), OUTPUT, virtual=6)
+    lacking.run()
+    assert lacking.let_go == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ import pytest
 from kept_engine import Keeper, KeptEngine
 from scheduler_harness import prompt, small
 
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.kv_tier import TierKeys
+from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.circuit_breaker import MOST_FAILURES, PAUSE_SECONDS
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.tier_rates import LEAST_WAIT_SECONDS
@@ -50,6 +52,17 @@ def test_prompts_that_come_once_cost_no_copy_and_no_message() -> None:
     assert not engine.copies
     assert len(engine.keeper.slots) == said
     assert engine.tier.counters.loads == 0
+
+
+@pytest.mark.parametrize(("share", "stored"), [(1.0, 10), (0.25, 3), (0.0, 0)])
+def test_what_is_retained_of_a_first_prompt_is_stored_and_the_rest_by_the_rule(
+    share: float, stored: int
+) -> None:
+    engine = KeptEngine(LIMITS, Keeper(), shares=CacheShares(share))
+    for number in range(2):
+        engine.submit(number, prompt(40), 2, retain=[RetainedSpan(40, 300)])
+        engine.run()
+        assert len(engine.keeper.by_key) == (9 if number and stored < 9 else stored)
 
 
 @pytest.mark.parametrize("length", [9, 40])

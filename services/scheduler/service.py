@@ -17,7 +17,7 @@ from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.administration import Ask
 from penstock.protocol.wire.messages.hand_overs import DecodeRoom
-from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
+from penstock.protocol.wire.messages.membership import Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.adapter_messages import AdapterMessages

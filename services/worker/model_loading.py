@@ -135,19 +135,18 @@ def _load(
     check_kernels(config, device, kernels if isinstance(kernels, str) else "")
     if device.type != "cpu":
         check_deterministic_kernels(config, kernels)
-    in_places = isinstance(kernels, DenseModel)
-    most = adapter_loading.most_virtual_tokens(config, info)
     adapters, held = adapter_loading.load_adapters(
-        config, model, in_places=in_places, most_virtual=most
+        config,
+        model,
+        in_places=isinstance(kernels, DenseModel),
+        most_virtual=adapter_loading.most_virtual_tokens(config, info),
     )
     compresses = ranks is None and not made.restored
     subject = subject_of(model, kernels, config, progress, held, compresses=compresses)
     if holding is not None:
         subject = with_held(subject, made)
     if ahead is not None and not isinstance(kernels, str):
-        if ahead.processes:
-            progress(f"compiling kernels in {ahead.processes} processes")
-        ahead.wait()
+        ahead.finish(progress)
     progress("measuring a step")
     account = account_again(made.account, device) or plan_memory(subject, config, info)
     if holding is not None and not made.restored:
@@ -159,10 +158,7 @@ def _load(
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, made.judged, random=random)
-    drafter = None
-    if isinstance(executor, DraftingExecutor) and pooling.generates:
-        drafter = make_drafter(config, info, model, executor.slots)
-    speculate(executor, config, device, drafter)
+    speculate(executor, config, device, _drafter_for(executor, config, info, model))
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -184,10 +180,8 @@ def _made(
     without: str,
 ) -> MadeModel:
     """The model of the folder. without: as in ``_load``. Raises ``BadModelFolder``."""
-    headless = not pooling.generates and not pooling.is_judge
-    model = make_model(
-        config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
-    )
+    bare = not pooling.generates and not pooling.is_judge
+    model = make_model(config, info, dtype, device, progress, loaded, headless=bare, ranks=ranks)
     leave_codes(model, without)
     judged = judge_of(model, info, pooling) if pooling.is_judge else None
     kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
@@ -309,6 +303,14 @@ def speculate(
             )
         executor.speculate(drafting)
     executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+
+
+def _drafter_for(
+    executor: AnyExecutor, config: Config, info: ModelInfo, model: CausalModel
+) -> ModelDrafter | None:
+    if isinstance(executor, DraftingExecutor) and executor.generates:
+        return make_drafter(config, info, model, executor.slots)
+    return None
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

@@ -14,10 +14,7 @@ from functools import lru_cache
 Scalar = str | int | float | bool
 
 
-def varint(value: int) -> bytes:
-    """``value``: from 0 to 2**64 - 1."""
-    if value < 0x80:
-        return bytes((value,))
+def _varint(value: int) -> bytes:
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)
@@ -26,9 +23,18 @@ def varint(value: int) -> bytes:
     return bytes(parts)
 
 
-def delimited(tag: int, content: bytes) -> bytes:
+_SHORT = [_varint(value) for value in range(1024)]
+
+
+def varint(value: int) -> bytes:
+    """``value``: from 0 to 2**64 - 1."""
+    return _SHORT[value] if value < 1024 else _varint(value)
+
+
+def delimited(tag: bytes, content: bytes) -> bytes:
     """A field of a string, of bytes or of a message. ``tag``: its number times 8, and 2."""
-    return varint(tag) + varint(len(content)) + content
+    size = len(content)
+    return tag + (_SHORT[size] if size < 1024 else _varint(size)) + content
 
 
 def any_value(value: Scalar | tuple[str, ...]) -> bytes:
@@ -38,23 +44,23 @@ def any_value(value: Scalar | tuple[str, ...]) -> bytes:
     if isinstance(value, int):
         return b"\x18" + varint(int.from_bytes(value.to_bytes(8, "big", signed=True), "big"))
     if isinstance(value, str):
-        return delimited(0x0A, value.encode())
+        return delimited(b"\x0a", value.encode())
     if isinstance(value, float):
         return struct.pack("<Bd", 0x21, value)
-    return delimited(0x2A, b"".join([delimited(0x0A, any_value(one)) for one in value]))
+    return delimited(b"\x2a", b"".join([delimited(b"\x0a", any_value(one)) for one in value]))
 
 
 @lru_cache(maxsize=4096, typed=True)
 def attribute(key: str, value: Scalar | tuple[str, ...]) -> bytes:
     """A ``Span.attributes`` with its tag."""
-    pair = delimited(0x0A, key.encode()) + delimited(0x12, any_value(value))
-    return delimited(0x4A, pair)
+    pair = delimited(b"\x0a", key.encode()) + delimited(b"\x12", any_value(value))
+    return delimited(b"\x4a", pair)
 
 
 @lru_cache(maxsize=1024)
 def name_and_kind(name: str, kind: int) -> bytes:
     """``Span.name`` and ``Span.kind`` with their tags."""
-    return delimited(0x2A, name.encode()) + b"\x30" + varint(kind)
+    return delimited(b"\x2a", name.encode()) + b"\x30" + varint(kind)
 
 
 def attributes(facts: Mapping[str, object]) -> bytes:

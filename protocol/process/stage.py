@@ -77,14 +77,14 @@ class Stage(ReadableSpan):
         else:
             parent_id = bytes.fromhex(parent[36:52])
             head = _CHILD.pack(0x100A, *ids, 0x0822, parent_id, *times, _CHILD_FLAGS)
-        whole = head + name_and_kind(self._name, _SERVER if own_id else _INTERNAL)
-        whole += attributes(facts)
+        kind = _SERVER if own_id else _INTERNAL
+        whole = head + name_and_kind(self._name, kind) + attributes(facts)
         if self.event is not None:
             at = _EVENT.pack(0x09, since_1970 + int(self.event[1] * 1e9))
-            whole += delimited(0x5A, at + delimited(0x12, self.event[0].encode()))
+            whole += delimited(b"\x5a", at + delimited(b"\x12", self.event[0].encode()))
         if self.error:
-            message = delimited(0x12, self.error.encode())
-            whole += delimited(0x7A, message + _STATUS_ERROR)
+            message = delimited(b"\x12", self.error.encode())
+            whole += delimited(b"\x7a", message + _STATUS_ERROR)
         if isinstance(facts, BoundedAttributes) and facts.dropped:
             whole += b"\x50" + varint(facts.dropped)
         return whole

@@ -102,9 +102,11 @@ class StageExporter(SpanExporter):
             return self._exporter.export(
                 [one.sdk_span(new_id(), facts(one), since_1970, self._resource) for one in stages]
             )
-        written = [delimited(0x12, one.encoded(new_id(), facts(one), since_1970)) for one in stages]
-        scope = delimited(0x12, b"".join([self._scope, *written]))
-        sent = self._send(delimited(0x0A, self._resource_bytes + scope))
+        written = [
+            delimited(b"\x12", one.encoded(new_id(), facts(one), since_1970)) for one in stages
+        ]
+        scope = delimited(b"\x12", b"".join([self._scope, *written]))
+        sent = self._send(delimited(b"\x0a", self._resource_bytes + scope))
         return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 Scalar = str | int | float | bool
+_KEPT_LENGTH = 128
+"""Longer texts may be a client's, and are not kept, so that what is kept stays small."""
 
 
 def _varint(value: int) -> bytes:
@@ -50,24 +52,35 @@ def any_value(value: Scalar | tuple[str, ...]) -> bytes:
     return delimited(b"\x2a", b"".join([delimited(b"\x0a", any_value(one)) for one in value]))
 
 
-@lru_cache(maxsize=4096, typed=True)
 def attribute(key: str, value: Scalar | tuple[str, ...]) -> bytes:
     """A ``Span.attributes`` with its tag."""
     pair = delimited(b"\x0a", key.encode()) + delimited(b"\x12", any_value(value))
     return delimited(b"\x4a", pair)
 
 
-@lru_cache(maxsize=1024)
+_kept_attribute = lru_cache(maxsize=4096, typed=True)(attribute)
+
+
 def name_and_kind(name: str, kind: int) -> bytes:
     """``Span.name`` and ``Span.kind`` with their tags."""
+    return (_kept_name if len(name) <= _KEPT_LENGTH else _name)(name, kind)
+
+
+def _name(name: str, kind: int) -> bytes:
     return delimited(b"\x2a", name.encode()) + b"\x30" + varint(kind)
+
+
+_kept_name = lru_cache(maxsize=1024)(_name)
 
 
 def attributes(facts: Mapping[str, object]) -> bytes:
     """All attributes of a span. A sequence of strings may be of any kind."""
-    return b"".join(
-        [
-            attribute(key, value if isinstance(value, (str, int, float)) else tuple(value))  # type: ignore[arg-type]
-            for key, value in facts.items()
-        ]
-    )
+    parts = []
+    for key, value in facts.items():
+        if isinstance(value, str) and len(value) > _KEPT_LENGTH:
+            parts.append(attribute(key, value))
+        elif isinstance(value, (str, int, float)):
+            parts.append(_kept_attribute(key, value))
+        else:
+            parts.append(attribute(key, tuple(value)))  # type: ignore[arg-type]
+    return b"".join(parts)

@@ -27,7 +27,7 @@ from penstock.protocol.config.complete import complete, with_another_model
 from penstock.protocol.config.host_checks import refuse_hosts_of_library
 from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
-from penstock.protocol.config.role_checks import check_serve_roles
+from penstock.protocol.config.role_checks import check_roles
 from penstock.protocol.config.shown import show
 from penstock.protocol.config.sleep_checks import check_resident
 from penstock.protocol.config.sources import Provenance, Source
@@ -105,6 +105,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
     several = name == "serve"
     parsed = service_parser(name).parse_args(rest)
     config, sources = resolved = resolve(command.groups, parsed, os.environ, several=several)
+    check_roles(name, config)
     if internal.headless:
         refuse_hosts_of_library(config)
     if config.launch.join and not parsed.show_config:
@@ -123,8 +124,6 @@ def _main(arguments: Sequence[str], began: float) -> int:
     configs = [one for one, _ in found]
     check_names(configs)
     check_resident(configs)
-    if name == "serve":
-        check_serve_roles(config)
     if len(found) > 1:
         config, sources = complete(config, sources, may_lack_model=True)
     config, sources = together(config, sources, found)
@@ -310,11 +309,9 @@ def _run(
     """Become the process ``name``. configs: one for each model. builtin: it is the built-in one.
     resolved: what was given, which is made whole for each model. layout: which one was chosen and
     why."""
-    with contextlib.suppress(ImportError):
-        from setproctitle import setproctitle
-
-        number = "" if internal.number is None else f" {internal.number}"
-        setproctitle(f"penstock: {name}{number}")
+    number = "" if internal.number is None else f" {internal.number}"
+    prepared = "" if internal.hold_fd is None else "prepared "
+    _be_called(f"penstock: {prepared}{name}{number}")
     if name == "serve":
         from penstock.services.launcher import serve
 
@@ -338,7 +335,16 @@ def _run(
         import_all(name, config)
         if not wait_until_wanted(internal.hold_fd):
             return 0
+        _be_called(f"penstock: {name}{number}")
     service = importlib.import_module(f"penstock.services.{name}.service")
     extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
     code: int = service.run(config, **extra)
     return code
+
+
+def _be_called(title: str) -> None:
+    """As lists of processes show it."""
+    with contextlib.suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(title)

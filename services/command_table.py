@@ -59,6 +59,10 @@ COMMANDS = {
         "KV blocks in shared memory and on disk",
         ("cache", "cluster", "process", "launch", "observability", "test"),
     ),
+    "holder": Command(
+        "the memory of loaded weights, for workers to come",
+        ("cluster", "process", "launch", "observability", "test"),
+    ),
     "frontend": Command(
         "the APIs for clients: HTTP, WebSockets, gRPC",
         ("admission", "server", "cluster", "process", "launch", "observability", "test"),
@@ -114,7 +118,7 @@ HEADINGS = {
     "Models on this disk": ("pull", "list", "rm"),
     "Measure": ("bench", "eval"),
     "Run one process of a server": (
-        "router", "tokenizer", "scheduler", "worker", "keeper", "frontend",
+        "router", "tokenizer", "scheduler", "worker", "keeper", "holder", "frontend",
     ),
     "About this program": ("completion", "version"),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from penstock.protocol.config import ConfigError, build_parser, resolve
 from penstock.protocol.config.complete import complete
 from penstock.protocol.config.flags import FlagParser
 from penstock.protocol.config.machine import read_machine
+from penstock.protocol.config.role_checks import check_roles
 from penstock.protocol.config.shown import show
 from penstock.services import layout_command
 from penstock.services.cli import naming_what_is_missing, with_named_model
@@ -59,6 +60,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
     chosen, groups = MODEL_COMMANDS[name], COMMANDS["serve"].groups
     parsed = parser(name).parse_args(arguments)
     config, sources = resolve(groups, parsed, os.environ)
+    check_roles(name, config)
     with naming_what_is_missing(name):
         from penstock.services.worker.gpus import gpu_named
 
@@ -83,8 +85,10 @@ def main(name: str, arguments: Sequence[str]) -> int:
             return 0
         if name == "plan":
             from penstock.services.worker.plan import report
+            from penstock.services.worker.role_plan import engines_with_roles
 
             text, code = report(config, gpu)
+            text = "\n".join([text, *engines_with_roles(config)])
         else:
             from penstock.services.worker.warm import warm
 

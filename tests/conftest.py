@@ -22,6 +22,10 @@ if not Path("/dev/nvidiactl").exists():
     # which torch and transformers may do at any moment, and whenever a kernel is declared.
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Settings of whoever runs the tests are none of the servers and commands under test.
+for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+    del os.environ[name]
+
 # jsonschema would make a parser of IRIs, which takes each test process seconds. No schema of
 # the tests names that format.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

@@ -13,7 +13,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("client", "protocol", "services", "kernels", "loadtest", "demo", "penstock")
-SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper", "launcher")
+SERVICES = (
+    "frontend",
+    "tokenizer",
+    "router",
+    "scheduler",
+    "worker",
+    "keeper",
+    "holder",
+    "launcher",
+)
 FORBIDDEN = {
     "frontend": {"torch", "transformers", "triton", "llguidance"},
     "tokenizer": {"torch", "triton", "aiohttp"},
@@ -21,6 +30,7 @@ FORBIDDEN = {
     "scheduler": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
     "worker": {"aiohttp"},
     "keeper": {"torch", "transformers", "aiohttp", "triton", "llguidance", "numpy"},
+    "holder": {"torch", "transformers", "aiohttp", "triton", "llguidance", "numpy"},
     "launcher": {"torch", "transformers", "aiohttp", "triton", "llguidance"},
 }
 OWN = {
@@ -212,7 +222,9 @@ def test_llguidance_is_imported_where_it_is_used_and_nowhere_else() -> None:
                 assert not any(within(one, ("llguidance",)) for one in names), path
 
 
-@pytest.mark.parametrize("service", ["frontend", "tokenizer", "router", "scheduler", "keeper"])
+@pytest.mark.parametrize(
+    "service", ["frontend", "tokenizer", "router", "scheduler", "keeper", "holder"]
+)
 def test_a_light_service_starts_without_torch_and_transformers(service: str) -> None:
     """Nor with rich, which structlog imports where it is installed."""
     heavy = FORBIDDEN[service] | {"transformers", "llguidance", "rich"}

@@ -286,7 +286,7 @@ MORE_QUESTIONS: tuple[tuple[tuple[str, ...], str], ...] = (
 SETTINGS: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parent / "flags.json").read_text(encoding="utf-8")
 )
-"""What is taught of each setting: see ``penstock.demo.setting_facts``."""
+"""What is taught of each setting: see ``penstock.demo.training.setting_facts``."""
 FLAGS = {flag: facts["text"] for flag, facts in SETTINGS.items()}
 DEFAULTS = {flag: facts["default"] for flag, facts in SETTINGS.items()}
 """As people write them; empty: not set by default."""

@@ -33,6 +33,9 @@ import psutil
 from penstock.loadtest.process_cpu import cpu_of, service_of
 
 BATCHES = (1, 8, 64)
+SETTLE_SECONDS = 10.0
+"""All processes of the server start at once, and its worker measures threads again after that. In
+the other's turns the server is idle too, but the cores are not."""
 WORDS = ("water", "weir", "sluice", "river", "mill", "gate", "stone", "turbine", "valley", "rain")
 Vectors = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Encode = Callable[[Sequence[str]], Vectors]
@@ -152,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         apart = np.abs(clients[0](texts(256)) - library(texts(256))).max()
         print(f"largest difference over 256 texts: {apart:.2g}")
+        time.sleep(SETTLE_SECONDS)
         for batch in options.batches:
             rates = defaultdict[str, list[Rate]](list)
             for _ in range(options.rounds):

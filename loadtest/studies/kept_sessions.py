@@ -57,14 +57,16 @@ def ask(url: str, prompt: Sequence[int], tokens: int = _TEXT_TOKENS) -> First:
 
 
 def stream(
-    url: str, prompt: Sequence[int], tokens: int
+    url: str, prompt: Sequence[int], tokens: int, *, ids: bool = False
 ) -> Generator[tuple[float, dict[str, Any]], None, None]:
-    """Events of a completion, and when they came."""
+    """Events of a completion, and when they came. With ``ids`` there is one for every step, also
+    where its tokens end no character."""
     place = urlsplit(url)
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=WAIT_S)
     body = {
         "model": "kept", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        "return_token_ids": ids,
     }  # fmt: skip
     try:
         connection.request(

@@ -125,7 +125,8 @@ def _shares(lines: Sequence[Line]) -> list[str]:
     low = min(0.7, *(line.shares[0] for line in lines))
     panel = _Panel(TOP + PANEL + GAP + 10, (0.0, most), (low, top))
     found = panel.axes(
-        "Requests of each engine, in multiples of its share", "engines, by that",
+        "Requests of each engine, in multiples of its share",
+        "engines, from the fewest requests to the most",
         [0.8, 1.0, 1.2], [], lambda value: f"{value:.1f}",
     )  # fmt: skip
     y = panel.y(1.2)

@@ -68,22 +68,31 @@ def unfit_name(name: str) -> str:
 
 def contradictions_of_adapters(config: Config) -> Iterator[str]:
     """One line for each way in which ``--lora`` cannot be followed."""
-    given, loading, launch = config.loading.lora, config.loading, config.launch
+    given, launch = config.loading.lora, config.launch
     if not given and not launch.lora_dirs:
         return
-    flag = "--lora" if given else "--lora-dirs"
     if launch.lora_dirs and (launch.nodes > 1 or launch.join or launch.executor != "process"):
         yield "--lora-dirs with several hosts: adapters are loaded on one host alone; use --lora"
     if launch.lora_dirs and launch.model_dirs:
         yield "--lora-dirs with --model-dirs: adapters belong to the one model of a server"
+    yield from _of_names(config)
+    yield from _of_counts(config)
+    yield from _of_models(config, "--lora" if given else "--lora-dirs")
+
+
+def _of_names(config: Config) -> Iterator[str]:
     names: set[str] = set()
-    for one in given:
+    for one in config.loading.lora:
         name, equals, path = one.partition("=")
         if reason := unfit_name(name) if equals and path else "it is not NAME=FOLDER":
             yield f"--lora {show(one)}: {reason}"
         if name in names or (not config.model.models and name in taken_names(config)):
             yield f"--lora {show(one)}: the name {show(name)} is taken; choose another one"
         names.add(name)
+
+
+def _of_counts(config: Config) -> Iterator[str]:
+    loading, given = config.loading, len(config.loading.lora)
     limits = adapter_limits(loading)
     if limits.held < limits.places:
         yield (
@@ -95,12 +104,16 @@ def contradictions_of_adapters(config: Config) -> Iterator[str]:
             f"--max-registered-loras {limits.loaded} is less than --max-cpu-loras {limits.held}: "
             "an adapter in the host's memory is one of those that are served"
         )
-    if len(given) > limits.loaded and loading.lora_required:
+    if given > limits.loaded and loading.lora_required:
         yield (
-            f"--lora is given {len(given)} times, more than --max-registered-loras "
+            f"--lora is given {given} times, more than --max-registered-loras "
             f"{limits.loaded} (which is --max-cpu-loras, and that --max-loras {limits.places}, "
             "unless they are given)"
         )
+
+
+def _of_models(config: Config, flag: str) -> Iterator[str]:
+    """Models that have no adapters, and places where they have none."""
     if len(config.model.models) > 1:
         yield (
             f"{flag} with {len(config.model.models)} models: adapters belong to one model; serve "

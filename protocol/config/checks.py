@@ -19,6 +19,7 @@ from penstock.protocol.config.adapters import contradictions_of_adapters
 from penstock.protocol.config.determinism import contradictions_of_determinism
 from penstock.protocol.config.division import contradictions_of_division
 from penstock.protocol.config.fields import Config
+from penstock.protocol.config.holding_checks import contradictions_of_holding
 from penstock.protocol.config.host_checks import (
     contradictions_of_devices,
     contradictions_of_hosts,
@@ -54,6 +55,7 @@ def contradictions(
         *contradictions_of_roles(config, sources),
         *contradictions_of_several(config),
         *contradictions_of_sleep(config),
+        *contradictions_of_holding(config),
         *contradictions_of_adapters(config),
         *contradictions_of_hosts(config, sources),
         *_device(config, sources, machine),

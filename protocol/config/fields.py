@@ -221,6 +221,13 @@ class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Hopper GPU that has room, which small batches read faster."
         ),
     ] = "auto"
+    hold_weights: Annotated[
+        bool,
+        Meta(
+            description="Keep the memory of loaded weights when a worker ends, in a holder: "
+            "the next worker of the model maps them instead of loading them."
+        ),
+    ] = False
     lora: Annotated[
         list[str],
         Meta(

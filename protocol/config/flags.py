@@ -89,7 +89,8 @@ class FlagParser(argparse.ArgumentParser):
         name = flag.lstrip("-").replace("-", "_")
         here = [one.lstrip("-").replace("-", "_") for one in self._option_string_actions]
         if name not in here and name.removeprefix("no_") in fields():
-            return f"unknown flag {flag}: {self.prog} does not read it, `penstock serve` does"
+            reader = "scheduler" if name == "role" else "serve"  # it is of one engine of several
+            return f"unknown flag {flag}: {self.prog} does not read it, `penstock {reader}` does"
         return f"unknown flag {flag}" + FOREIGN_SETTINGS.advice(name, here, flag_of)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

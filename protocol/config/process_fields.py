@@ -86,6 +86,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 512
 
     @property
+    def holder_socket(self) -> str:
+        """Where the holder of this server listens: beside the router's socket."""
+        return f"{self.router.removeprefix('ipc://').rpartition('/')[0]}/holder.sock"
+
+    @property
     def world_size(self) -> int:
         """Workers of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size

@@ -42,13 +42,17 @@ def contradictions_of_roles(config: Config, sources: Provenance) -> Iterator[str
         yield f"{flag} and {given} do not go together: engines with roles do not sleep"
 
 
-def check_serve_roles(config: Config) -> None:
-    """What only ``serve`` can tell. Raises ``ConfigError``."""
-    if config.scheduler.role != "both":
+def check_roles(command: str, config: Config) -> None:
+    """What only the command can tell: a scheduler has a role (its worker may hear of it), ``serve``
+    starts engines of both. Raises ``ConfigError``."""
+    role = config.scheduler.role
+    if role != "both" and command in ("serve", "plan", "warm"):
         raise ConfigError(
-            f"--role {config.scheduler.role} is for one engine; serve gives roles by "
-            "--prefill-engines and --decode-engines"
+            f"--role {role} is for one engine: `penstock scheduler` takes it, `penstock {command}` "
+            "does not; `penstock serve` gives roles by --prefill-engines and --decode-engines"
         )
+    if command != "serve":
+        return
     longest = config.cluster.max_local_prefill_length
     if longest != ClusterConfig().max_local_prefill_length and not config.launch.prefill_engines:
         raise ConfigError(

@@ -18,8 +18,11 @@ def contradictions_of_sleep(config: Config) -> Iterator[str]:
     if not launch.may_sleep:
         if launch.min_awake_s != LaunchConfig().min_awake_s:
             yield f"--min-awake-s {launch.min_awake_s:g} needs --resident: all models are awake"
-        if launch.prepare_engines:
-            yield "--prepare-engines needs --resident or --keep-alive: no model sleeps"
+        if launch.prepare_engines and not config.loading.hold_weights:
+            yield (
+                "--prepare-engines needs --resident or --keep-alive (no model sleeps), or "
+                "--hold-weights"
+            )
         return
     flag = f"--keep-alive {' '.join(launch.keep_alive)}"
     if launch.resident is not None:

@@ -72,11 +72,11 @@ class OwnedRequest:
         "continued",
         "engine",
         "frontend",
+        "hand_overs",
         "handed_over_at",
         "head",
         "id",
         "open_choices",
-        "prefilled",
         "refusals",
         "replayed",
         "reply_to",
@@ -98,10 +98,10 @@ class OwnedRequest:
         """Incarnation of the scheduler that accepted it; 0 until then."""
         self.continued: tuple[float, str] | None = None
         """(since when, cause) while it is begun again after a loss and no engine has it."""
-        self.prefilled = False
-        """An engine has computed its prompt and handed it over, …"""
+        self.hand_overs = 0
+        """How often an engine has handed it over to another, …"""
         self.handed_over_at = 0.0
-        """… then; 0: another one has gone on with it since."""
+        """… since when none has gone on with it; 0: one has."""
         self.accepted = False
         """An engine has taken it while it was here."""
         self.work: TokenWork | None = None
@@ -118,7 +118,8 @@ class OwnedRequest:
     def lost(self, now: float, cause: str) -> None:
         """No engine has it any more: it is to be begun again."""
         if cause is HANDED_OVER:
-            self.prefilled, self.handed_over_at = True, now
+            self.hand_overs += 1
+            self.handed_over_at = self.handed_over_at or now
         self.engine = 0
         self.attempt += 1
         self.restarts += 1
@@ -220,7 +221,7 @@ class OwnedRequest:
         changes: dict[str, Any] = {
             "age": head.age + passed,
             "accepted": self.was_accepted,
-            "prefilled": self.prefilled,
+            "hand_overs": self.hand_overs,
         }
         if head.time_left is not None:
             changes["time_left"] = max(0.0, head.time_left - passed)
@@ -250,7 +251,7 @@ class OwnedRequest:
             head.task,
             SPANS.wanted(head.trace),
             head.adapter,
-            self.prefilled or any(state.output for state in choices),
+            self.hand_overs > 0 or any(state.output for state in choices),
             head.deterministic,
         )
 

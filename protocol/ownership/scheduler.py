@@ -150,7 +150,7 @@ class SchedulerLedger:
 
     def hand_over(self, some: Collection[int] | None = None, *, prefilled: bool = False) -> None:
         """Give requests back to their owners, who find another engine for them: all, or those of
-        these ids. ``prefilled``: one that decodes.
+        these ids. ``prefilled``: their blocks are kept, and nothing was lost.
 
         What only waited is not suspected of having ended this one.
         """

@@ -156,8 +156,11 @@ ENGINE = (
     Metric("kv_tier_failed_writes_total", "counter", "Blocks that the disk did not take."),
     Metric("kv_tier_skipped_writes_total", "counter", "Blocks lost, as the disk was behind."),
     Metric("hand_overs_total", "counter", "Requests handed over to engines that decode."),
+    Metric("hand_overs_returned_total", "counter", "Given back, since there was no room."),
     Metric("hand_over_bytes_total", "counter", "Kept KV blocks of their prompts and outputs."),
     Metric("kv_tier_used_bytes", "gauge", "Bytes of the blocks kept in a tier.", ("tier",)),
+    Metric("held_weights_bytes", "gauge", "Weights that outlive their worker.", ("place",)),
+    Metric("held_weights_mapped_total", "counter", "Workers that mapped held weights."),
     Metric("engine_info", "gauge", "1 for each worker with a model.", ("device", "dtype")),
 )
 REQUESTS = (

@@ -20,7 +20,7 @@ from penstock.protocol.wire.messages.membership import (
     Phase,
 )
 
-SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper")
+SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker", "keeper", "holder")
 """In the order of a request's way."""
 
 

@@ -54,6 +54,7 @@ def _process(peer: Peer, report: MetricsReport | None) -> dict[str, Any]:
         "phase": peer.phase,
         "note": peer.note,
         "load": _load(peer, report),
+        **({"role": peer.identity.role} if peer.identity.role != "both" else {}),
     }
 
 

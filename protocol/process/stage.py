@@ -5,15 +5,17 @@ Imported only while spans are recorded: it needs OpenTelemetry's SDK.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.attributes import BoundedAttributes
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1 import trace_pb2 as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from penstock.protocol.process.otlp_bytes import attributes, delimited, name_and_kind, varint
 
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
@@ -21,6 +23,12 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("penstock")
 _ROOT_FLAGS = int(otlp.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK)
 _CHILD_FLAGS = _ROOT_FLAGS | int(otlp.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK)
+_SERVER, _INTERNAL = int(otlp.Span.SPAN_KIND_SERVER), int(otlp.Span.SPAN_KIND_INTERNAL)
+_STATUS_ERROR = b"\x18\x02"
+# Tags (with the length of an id) and values in turn: ids, both times, flags.
+_ROOT = struct.Struct("<H16sH8sBQBQHI")
+_CHILD = struct.Struct("<H16sH8sH8sBQBQHI")
+_EVENT = struct.Struct("<BQ")
 
 
 class Stage(ReadableSpan):
@@ -53,36 +61,33 @@ class Stage(ReadableSpan):
         self.facts = facts
         self.error = error
 
-    def write(self, span: otlp.Span, new_id: int, facts: Attributes, since_1970: int) -> None:
-        """Fill an empty message of OTLP.
+    def encoded(self, new_id: int, facts: Attributes, since_1970: int) -> bytes:
+        """The span as a message of OTLP.
 
         ``new_id``: of its span, unless it has one; ``facts``: its attributes; ``since_1970``:
         nanoseconds from 1970 to zero of the monotonic clock.
         """
-        parent = self.traceparent
-        span.trace_id = bytes.fromhex(parent[3:35])
-        span.span_id = (self.own_id or new_id).to_bytes(8, "big")
-        span.name = self._name
-        span.kind = otlp.Span.SPAN_KIND_SERVER if self.own_id else otlp.Span.SPAN_KIND_INTERNAL
+        parent, own_id = self.traceparent, self.own_id
+        began = since_1970 + int(self.began * 1e9)
+        ended = max(began, since_1970 + int(self.ended * 1e9))
+        ids = bytes.fromhex(parent[3:35]), 0x0812, (own_id or new_id).to_bytes(8, "big")
+        times = 0x39, began, 0x41, ended, 0x0185
         if is_root(parent):
-            span.flags = _ROOT_FLAGS
+            head = _ROOT.pack(0x100A, *ids, *times, _ROOT_FLAGS)
         else:
-            span.parent_span_id, span.flags = bytes.fromhex(parent[36:52]), _CHILD_FLAGS
-        began = span.start_time_unix_nano = since_1970 + int(self.began * 1e9)
-        span.end_time_unix_nano = max(began, since_1970 + int(self.ended * 1e9))
+            parent_id = bytes.fromhex(parent[36:52])
+            head = _CHILD.pack(0x100A, *ids, 0x0822, parent_id, *times, _CHILD_FLAGS)
+        kind = _SERVER if own_id else _INTERNAL
+        whole = head + name_and_kind(self._name, kind) + attributes(facts)
         if self.event is not None:
-            event = span.events.add()
-            event.name = self.event[0]
-            event.time_unix_nano = since_1970 + int(self.event[1] * 1e9)
+            at = _EVENT.pack(0x09, since_1970 + int(self.event[1] * 1e9))
+            whole += delimited(b"\x5a", at + delimited(b"\x12", self.event[0].encode()))
         if self.error:
-            span.status.code, span.status.message = otlp.Status.STATUS_CODE_ERROR, self.error
-        if isinstance(facts, BoundedAttributes):
-            span.dropped_attributes_count = facts.dropped
-        add = span.attributes.add
-        for name, value in facts.items():
-            attribute = add()
-            attribute.key = name
-            _write(attribute.value, value)
+            message = delimited(b"\x12", self.error.encode())
+            whole += delimited(b"\x7a", message + _STATUS_ERROR)
+        if isinstance(facts, BoundedAttributes) and facts.dropped:
+            whole += b"\x50" + varint(facts.dropped)
+        return whole
 
     def sdk_span(
         self, new_id: int, facts: Attributes, since_1970: int, resource: Resource
@@ -105,20 +110,6 @@ class Stage(ReadableSpan):
             end_time=max(began, since_1970 + int(self.ended * 1e9)),
             instrumentation_scope=_SCOPE,
         )
-
-
-def _write(place: AnyValue, value: Value) -> None:
-    if isinstance(value, bool):
-        place.bool_value = value
-    elif isinstance(value, int):
-        place.int_value = value
-    elif isinstance(value, str):
-        place.string_value = value
-    elif isinstance(value, float):
-        place.double_value = value
-    else:
-        for one in value:
-            place.array_value.values.add().string_value = one
 
 
 def is_root(traceparent: str) -> bool:

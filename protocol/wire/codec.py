@@ -14,6 +14,7 @@ from msgspec import inspect
 
 from penstock.protocol.wire.messages import (
     administration,
+    hand_overs,
     kv_tier,
     membership,
     requests,
@@ -21,7 +22,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 42
+PROTOCOL_VERSION = 43
 
 Message = (
     membership.Hello
@@ -72,6 +73,7 @@ Message = (
     | kv_tier.KVCopies
     | kv_tier.KVCopied
     | kv_tier.KVForget
+    | hand_overs.DecodeRoom
 )
 
 _PREFIX = struct.Struct("<Q")

@@ -89,7 +89,22 @@ def parser() -> argparse.ArgumentParser:
         one.set_defaults(run=run)
         return one
 
-    adding = command("add", "Make a key and print it, this once.", _add, "NAME ")
+    _describe_key(command("add", "Make a key and print it, this once.", _add, "NAME "))
+    listing = command("list", "Show the keys; none can be shown as it was printed.", _list)
+    listing.add_argument("--json", action="store_true", help="a JSON object a line")
+    for name, summary in (
+        ("remove", "Take a key out of the file, for good."),
+        ("disable", "Refuse a key until it is enabled again."),
+        ("enable", "Let a disabled key in again."),
+    ):
+        one = command(name, summary, _change, "NAME ")
+        one.add_argument("name", metavar="NAME", help="name or id of the key")
+        one.set_defaults(change=name)
+    return parser
+
+
+def _describe_key(adding: argparse.ArgumentParser) -> None:
+    """The flags that say what a new key is for."""
     adding.add_argument("name", metavar="NAME", help="whose key it is; logs and errors show it")
     adding.add_argument(
         "--role",
@@ -106,17 +121,6 @@ def parser() -> argparse.ArgumentParser:
     adding.add_argument(
         "--expires", metavar="WHEN", help="30d, 12h, 90m from now, or a time as 2027-01-31T12:00Z"
     )
-    listing = command("list", "Show the keys; none can be shown as it was printed.", _list)
-    listing.add_argument("--json", action="store_true", help="a JSON object a line")
-    for name, summary in (
-        ("remove", "Take a key out of the file, for good."),
-        ("disable", "Refuse a key until it is enabled again."),
-        ("enable", "Let a disabled key in again."),
-    ):
-        one = command(name, summary, _change, "NAME ")
-        one.add_argument("name", metavar="NAME", help="name or id of the key")
-        one.set_defaults(change=name)
-    return parser
 
 
 def _add(parsed: argparse.Namespace, path: Path) -> int:

@@ -31,6 +31,7 @@ class _Process(msgspec.Struct):
     engine: _Name | None = None
     rank: _Count | None = None
     note: _Name | None = None
+    role: _Name | None = None
 
 
 class _Spread(msgspec.Struct):

@@ -147,8 +147,9 @@ def _processes(processes: Any) -> str:
 
 
 def _label(process: Mapping[str, Any]) -> str:
-    """Its service, and which of several: the engine, the rank within it."""
+    """Its service, and which of several: the engine, the rank within it; and the engine's role."""
     label = str(process["service"])
     if process.get("engine"):
         label += f" {process['engine']}"
-    return label + (f".{process['rank']}" if process.get("rank") else "")
+    label += f".{process['rank']}" if process.get("rank") else ""
+    return label + (f" ({process['role']})" if process.get("role") else "")

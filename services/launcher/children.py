@@ -40,6 +40,8 @@ class ServerChildren(NamedTuple):
     frontends: list[Child]
     keepers: list[Child]
     """One where KV blocks are kept outside of the engines' memory."""
+    holders: Sequence[Child] = ()
+    """One where weights outlive their workers."""
 
     @property
     def without_engines(self) -> list[Child]:
@@ -52,7 +54,7 @@ class ServerChildren(NamedTuple):
         longest."""
         engines = [child for model in self.models for child in model.engines]
         tokenizers = [child for model in self.models for child in model.tokenizers]
-        return [self.router, *self.keepers, *engines, *tokenizers, *self.frontends]
+        return [self.router, *self.keepers, *self.holders, *engines, *tokenizers, *self.frontends]
 
 
 def make_children(
@@ -82,8 +84,12 @@ def make_children(
         Child("keeper", 0, shared, only_one=True, render=render)
         for _ in range(config.cache.has_tiers)
     ]
+    holders = [
+        Child("holder", 0, shared, only_one=True, render=render)
+        for _ in range(config.loading.hold_weights)
+    ]
     first = Child("router", 0, router, only_one=True, render=render)
-    return ServerChildren(first, models, frontends, keepers)
+    return ServerChildren(first, models, frontends, keepers, holders)
 
 
 def children_of_model(

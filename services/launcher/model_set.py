@@ -40,6 +40,7 @@ from penstock.services.launcher.running_model import (
 )
 from penstock.services.launcher.sleepers import Cluster as SleepersCluster
 from penstock.services.launcher.sleepers import Processes, Sleepers
+from penstock.services.launcher.spares import Spares
 
 MAX_MODELS = 64
 """Models that one server runs, at most."""
@@ -115,6 +116,9 @@ class ModelSet:
         if launch.may_sleep:
             known = {one.model.names()[0]: capacity_of_folder(one) for one in configs}
             self._sleepers = Sleepers(self._models, launch, known, cluster, log, now)
+        self._spares: Spares | None = None
+        if launch.prepare_engines and configs[0].loading.hold_weights:
+            self._spares = Spares()
         self._is_ready = self._is_closed = False
 
     @property
@@ -283,6 +287,8 @@ class ModelSet:
     def begin(self, now: float | None = None) -> None:
         """The server is ready: from now on models are loaded and unloaded."""
         self._is_ready = True
+        if self._spares is not None:
+            self._spares.processes = self.processes
         if self._sleepers is not None:
             self._sleepers.processes = self.processes
             self._sleepers.begin(time.monotonic() if now is None else now)
@@ -290,6 +296,8 @@ class ModelSet:
     def close(self) -> None:
         """The server goes down: nothing is loaded any more, and it ends what there is."""
         self._is_closed = True
+        if self._spares is not None:
+            self._spares.close()
         if self._sleepers is not None:
             self._sleepers.close()
 
@@ -298,12 +306,16 @@ class ModelSet:
         at no fault, since a busy machine kept it from its beats."""
         model = next((one for one in self._models if child in one.children), None)
         if model is None:
-            return False
+            return self._spares is not None and self._spares.ended(child)
         if model.state == LOADING and not excused:
             self._fail(model, cause, now)
         if self._sleepers is not None and self._is_ready:
             return self._sleepers.ended(model, child, cause, excused=excused, now=now)
         return model.end is not None
+
+    def spare_of(self, child: Child) -> Child | None:
+        """A process that is prepared to take the place of one that has ended."""
+        return None if self._spares is None or self._is_closed else self._spares.take(child)
 
     def tick(self, now: float) -> None:
         """Go on with what is being loaded and unloaded. Call it a few times a second while the
@@ -316,6 +328,8 @@ class ModelSet:
             open_requests = self._cluster.open_requests(model.name)
             if model.end is not None and model.end.step(now, open_requests):
                 self._over(model)
+        if self._spares is not None and not self._is_closed:
+            self._spares.tick(self._models, self._cluster.own())
 
     def _look(self, model: RunningModel, now: float) -> None:
         """Whether a model that loads is ready, or takes too long."""

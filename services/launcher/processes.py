@@ -67,6 +67,21 @@ class Child:
         self._stderr: StderrRelay | None = None
         self._delay = FIRST_DELAY_SECONDS
 
+    def spare(self) -> Child:
+        """A child of the same kind, to be prepared for the end of this one's process."""
+        found = Child(self.service, self.number, self._environment, render=self._render)
+        found.label, found.held = f"{self.label}, prepared", True
+        return found
+
+    def go_on_as(self, spare: Child, now: float) -> None:
+        """Its process has ended: from now on it has the one that ``spare`` has prepared, and
+        ``spare`` has none."""
+        self._process, self.pidfd, self._stderr = spare._process, spare.pidfd, spare._stderr
+        self._hold, self.started_at, self.restart_at = spare._hold, now, None
+        self.was_member = self.killed = self.lost = False
+        spare._process, spare.pidfd, spare._hold, spare._stderr = None, -1, -1, None
+        self.release()
+
     @property
     def pid(self) -> int:
         """0 while it does not live."""

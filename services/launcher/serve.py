@@ -96,12 +96,19 @@ def run(
             on_stop=lambda: _close(listener, leave, models, members),
             models=models,
         )
-        if models is not None:
-            models.processes = supervisor
-        if first is None:
-            return supervise(supervisor, before_error=lines.clear)
-        first.add = supervisor.add
-        return supervise(supervisor, before_error=lines.clear, missing=first.missing)
+        return _supervise(supervisor, models, first, lines)
+
+
+def _supervise(
+    supervisor: Supervisor, models: ModelSet | None, first: FirstHost | None, lines: StartupLines
+) -> int:
+    """Watch all processes until the end, also those that models and hosts bring later."""
+    if models is not None:
+        models.processes = supervisor
+    if first is None:
+        return supervise(supervisor, before_error=lines.clear)
+    first.add = supervisor.add
+    return supervise(supervisor, before_error=lines.clear, missing=first.missing)
 
 
 class _Taken(NamedTuple):

@@ -14,7 +14,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from penstock.protocol.process.plain_structlog import Logger
 from penstock.protocol.wire.messages.membership import Peer, Phase
@@ -25,6 +24,7 @@ from penstock.services.launcher.processes import (
     describe,
     exit_code,
 )
+from penstock.services.launcher.supervised import Models, WatchedMembers
 
 STARTUP_TIMED_OUT = 6
 """Exit code: not ready within ``--startup-timeout-s``."""
@@ -45,42 +45,12 @@ one that is still absent after so much more is stopped or stuck."""
 ECHO_SECONDS = 0.3
 """``make`` and ``timeout`` pass on a signal that this process got already: no second one."""
 LOOK_SECONDS = 1.0
-STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "keeper", "router")
+STOP_ORDER = ("frontend", "tokenizer", "scheduler", "worker", "keeper", "holder", "router")
 _IDLE_SECONDS = 0.5  # less than the pause after which a Participant trusts its silence no more
 _STARTING_SECONDS = 0.25
 _JOINING_SECONDS = 0.02
 _LIFELINE = "lifeline"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class WatchedMembers(Protocol):
-    """What the supervisor needs to know of the membership."""
-
-    generation: int
-    """Changes when ``fd`` is another one."""
-    router_hangs: bool
-
-    @property
-    def fd(self) -> int: ...
-
-    @property
-    def joined(self) -> bool: ...
-
-    def own(self) -> dict[int, Peer]: ...
-
-    def pump(self, now: float) -> list[Peer]: ...
-
-    def died(self, pid: int) -> None: ...
-
-
-class Models(Protocol):
-    """Whose processes come and go while the server runs."""
-
-    def ended(self, child: Child, cause: str, *, excused: bool, now: float) -> bool:
-        """Returns whether the ended process is not to be started again."""
-        ...
-
-    def tick(self, now: float) -> None: ...
 
 
 class StartFailed(RuntimeError):
@@ -161,7 +131,8 @@ class Supervisor:
         self._watch_members()
         for key, _ in self._selector.select(self._patience(longest)):
             if isinstance(key.data, Child):
-                self._ended(key.data)
+                if key.data.pidfd == key.fd:  # else it is another child's by now
+                    self._ended(key.data)
             elif key.data == _LIFELINE:
                 if not os.read(key.fd, 4096):
                     self._selector.unregister(key.fd)
@@ -245,8 +216,14 @@ class Supervisor:
         if models is not None and models.ended(child, ended + last, excused=excused, now=now):
             child.restart_at = None
             return
+        again = "starting it again"
+        if models is not None and (spare := models.spare_of(child)) is not None:
+            again = "a prepared process takes its place"
+            self._selector.unregister(spare.pidfd)
+            child.go_on_as(spare, now)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         cause = f": {words}" if words else ""
-        self._log.error(f"{ended}; starting it again{cause}", ended_pid=pid)
+        self._log.error(f"{ended}; {again}{cause}", ended_pid=pid)
 
     def _lost(self, peer: Peer) -> None:
         """The router declared a process lost that may still live: end it, so that its memory is

@@ -115,23 +115,22 @@ class Placement:
         if deterministic:
             ready = ready.that_repeat()
         ready = ready.that_hold(tokens)
-        if refused := _refused(route, attempt):
+        refused = _refused(route, attempt)
+        if begun and ready.have_roles:
+            return self._best(_to_go_on(ready, refused), prefix, choices, now)
+        if refused:
             ready = ready.without(refused)
         if ready.have_roles:
-            ready = self._with_role(ready, prefix, task, begun)
+            ready = self._with_role(ready, prefix, task)
         return self._best(ready, prefix, choices, now)
 
-    def _with_role(
-        self, ready: ReadyMembers, prefix: bytes, task: str, begun: bool
-    ) -> ReadyMembers:
-        """Those whose role suits a request; all where none does."""
+    def _with_role(self, ready: ReadyMembers, prefix: bytes, task: str) -> ReadyMembers:
+        """Those whose role suits a new request; all where none does."""
         decode, prefill = ready.for_role("decode"), ready.for_role("prefill")
         if not decode.members or not prefill.members:
             return ready
         if task != GENERATE:
             return prefill
-        if begun:
-            return decode
         lacks = covered(len(prefix) // DIGEST_BYTES) - self._most_held(decode, prefix)
         return decode if lacks < self._most_local else prefill
 
@@ -288,6 +287,18 @@ def _refused(route: Route | None, attempt: int) -> tuple[int, ...]:
     if route is None or attempt <= route.attempt:
         return route.refused if route is not None else ()
     return (*route.refused, route.incarnation)
+
+
+def _to_go_on(ready: ReadyMembers, refused: tuple[int, ...]) -> ReadyMembers:
+    """Those for a request whose first token has come: engines that decode. Where its last place was
+    one, and it comes back from all of them, engines that prefill."""
+    decode, prefill = ready.for_role("decode"), ready.for_role("prefill")
+    if not decode.members or not prefill.members:
+        return ready.without(refused)
+    came_back = bool(refused) and refused[-1] in decode.places
+    if came_back and all(one in refused for one in decode.places):
+        return prefill
+    return decode.without(refused)
 
 
 def _emptiest(members: Sequence[Member], full: Sequence[float], least: float) -> Member:

@@ -23,6 +23,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from weakref import ReferenceType
 
 from penstock.protocol.wire.messages.steps import AdapterBrought, BringAdapter
 from penstock.services.scheduler.adapter_waiters import Turn, Waiter, Waiters, turn_of
@@ -39,6 +40,12 @@ TURN_SECONDS = 1.0
 an adapter that has come is open to them."""
 ASK_SECONDS = 5.0
 """Workers that have not said that an adapter is there are asked again."""
+
+
+def _place_of(known: ReferenceType[Sequence]) -> QueuePlace | None:
+    """Where a sequence waits, if it does and is not over."""
+    sequence = known()
+    return None if sequence is None else sequence.queue_place
 
 
 @dataclass(slots=True)
@@ -61,8 +68,8 @@ class _Resident:
     """The newest step that may have a row of it, once none runs."""
     released: list[Waiter] = field(default_factory=list)
     """Those that waited for it, the last one first, until they start."""
-    gone: list[Sequence] = field(default_factory=list)
-    """Those that lost their slot and wait for another one, and the one that left its slot last."""
+    gone: list[ReferenceType[Sequence]] = field(default_factory=list)
+    """Those that left their slot: some of them wait for another one. It keeps none of them."""
 
     def release(self, waiters: Iterable[Waiter]) -> None:
         """They may start."""
@@ -181,8 +188,8 @@ class AdapterPlaces:
         if (held := self._used(sequence)) is not None:
             held.running -= 1
             held.last_step = self._in_flight.last
-            held.gone = [one for one in held.gone if one.queue_place is not None]
-            held.gone.append(sequence)
+            held.gone = [one for one in held.gone if _place_of(one) is not None]
+            held.gone.append(ReferenceType(sequence))
 
     def _used(self, sequence: Sequence) -> _Resident | None:
         """The sequence's adapter, which is now the most recently used one."""
@@ -295,10 +302,10 @@ class AdapterPlaces:
         """When the first sequence starts that is known to wait for an adapter that is there;
         ``None``: none is."""
         waiter, waiting = held.awaiting(), self._sequences.waiting
-        known = held.gone
+        known = [_place_of(one) for one in held.gone]
         if len(waiting) and (first := waiting.first()).request.head.adapter == digest:
-            known = [*known, first]
-        places = [one.queue_place for one in known if one.queue_place is not None]
+            known.append(first.queue_place)
+        places = [place for place in known if place is not None]
         if waiter is not None:
             places.append(waiter.stood)
         return min(map(self._turn, places), default=None)

@@ -255,7 +255,7 @@ def make_sequences(
                 prompt_logprobs=PromptLogprobs(work.prompt_logprobs),
                 second=second,
                 own_sampling=state.sampling,
-                start_index=len(output) if request.head.prefilled else 0,
+                start_index=len(output) if request.head.hand_overs else 0,
             )
         )
     return sequences

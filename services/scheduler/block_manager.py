@@ -38,8 +38,6 @@ class BlockManager:
         counters: Counters | None = None,
     ) -> None:
         self.num_blocks = num_blocks
-        self.retained = RetainedBlocks(num_blocks, shares, counters or Counters())
-        """Nobody else changes it."""
         most_each = int(shares.tenant * num_blocks)
         self._tenants = TenantQueues(most_each) if shares.has_tenants else None
         self._ref_counts = [0] * num_blocks
@@ -47,6 +45,10 @@ class BlockManager:
         self._steps = [0] * num_blocks
         """The step that completes a block that is in the prefix cache."""
         self._by_digest: dict[bytes, int] = {}
+        self.retained = RetainedBlocks(
+            num_blocks, shares, counters or Counters(), self._by_digest.get
+        )
+        """Nobody else changes it."""
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Without those in ``retained.idle``."""
@@ -117,23 +119,18 @@ class BlockManager:
             self.retained.cut(block)
         return block
 
-    @property
-    def _plain(self) -> bool:
-        """Whether all cached blocks go in the order of their use alone."""
-        return not self.retained.marks and self._tenants is None
-
     def release(self, blocks: list[int], tenant: str = "") -> None:
         """Give up one hold on each, of a tenant's sequence. The last blocks of a prefix become the
         first to be reused."""
         counts, digests, cached = self._ref_counts, self._digests, self._cached
-        plain = self._plain
+        marks, idle = self.retained.marks, self.retained.idle
         for block in reversed(blocks):
             count = counts[block] = counts[block] - 1
             if count == 0:
                 if digests[block] is None:
                     self._free.append(block)
-                elif plain:
-                    cached[block] = None
+                elif self._tenants is None:
+                    (idle if block in marks else cached)[block] = None
                 else:
                     self._put_in(block, tenant)
 
@@ -180,12 +177,12 @@ class BlockManager:
 
     def hold(self, blocks: list[int]) -> None:
         """Take matched blocks, before anything else is allocated."""
-        counts, cached, plain = self._ref_counts, self._cached, self._plain
+        counts, cached, idle = self._ref_counts, self._cached, self.retained.idle
         for block in blocks:
             count = counts[block]
             if count == 0:
-                if plain:
-                    del cached[block]
+                if self._tenants is None:
+                    del (cached if block in cached else idle)[block]
                 else:
                     self._take_out(block)
                 self.watch_passed = False
@@ -224,22 +221,20 @@ class BlockManager:
 
     # What requests ask of the cache.
 
-    def retain(self, digests: list[bytes], tenant: str, seconds: int, now: float) -> None:
+    def retain(
+        self, digests: list[bytes], tenant: str, seconds: int, now: float, first: int = 0
+    ) -> None:
         """Let the known blocks of a chain be reused after all others for so long, for a request of
-        this tenant. ``now``: monotonic seconds. O(blocks)."""
+        this tenant. ``now``: monotonic seconds; ``first``: where the first of them lies in the
+        chain. O(blocks that are not retained yet)."""
         retained = self.retained
-        for digest in reversed(digests[: retained.most_each]):
-            block = self._by_digest.get(digest)
-            if block is None:
-                continue
-            is_new = retained.set(block, tenant, seconds, now)
-            if is_new and self._ref_counts[block] == 0:
-                del self._cached[block]
-                if self._tenants is not None:
-                    self._tenants.remove(block)
+        new = retained.set(digests[: retained.most_each], first, tenant, seconds, now)
+        for block in reversed(new):
+            if self._ref_counts[block] == 0:
+                self._take_out(block)
                 retained.idle[block] = None
-            while (excess := retained.first_of_excess(tenant)) is not None:
-                self._end_retention(excess, cut=True)
+        for block in retained.excess(tenant):
+            self._end_retention(block, cut=True)
 
     def lapse(self, now: float) -> None:
         """End what was to be retained until now; of very many blocks the rest the next time."""

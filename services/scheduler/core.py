@@ -90,7 +90,7 @@ class SchedulerCore:
         self._rows = self._sequences.rows
         self._rows.engine = engine
         self._shape, self._shares = shape, shares
-        self._prefill_budget = PrefillBudget(shape)
+        self.prefill_budget = PrefillBudget(shape)
         self.on_step: Callable[[Step, float], None] = lambda step, seconds: None
         """Hears of each executed step, and of its time in the worker."""
         self.prefixes = CachedPrefixes() if enable_prefix_caching else None
@@ -193,6 +193,12 @@ class SchedulerCore:
         """Ids of the open requests that want anything else."""
         return [one.id for one in self._requests if offers.lacks(one.head)]
 
+    def not_begun(self, before: float, most: int) -> list[int]:
+        """Ids of those that came before then by a hand-over, less than their ``most``-th one, and
+        wait for their turn: no choice has run, and none waits for blocks."""
+        late = (r for r in self._requests if 0 < r.head.hand_overs < most and r.queued_at < before)
+        return [one.id for one in late if not any(s.has_begun for s in one.open.values())]
+
     def failures(self, request_id: int) -> int:
         """Steps that failed with an open request since its last token, over all its choices."""
         request = self._requests.get(request_id)
@@ -234,19 +240,13 @@ class SchedulerCore:
             return None
         self.counters.steps += 1
         gone = self._planner.batch.take_gone()
-        expected = self._prefill_budget.prefill_seconds(step.num_prefilled)
+        expected = self.prefill_budget.prefill_seconds(step.num_prefilled)
         full = self._in_flight.push(step, expected, now)
         return StepPlan(
-            epoch=self.epoch,
-            step=step.number,
-            full=full,
-            gone=[] if full else gone,
-            added=step.added,
-            grown=step.grown,
-            chunks=step.chunks,
-            prompts=step.shared_prompts,
+            epoch=self.epoch, step=step.number, full=full, gone=[] if full else gone,
+            added=step.added, grown=step.grown, chunks=step.chunks, prompts=step.shared_prompts,
             micro_batch=step.micro_batch,
-        )
+        )  # fmt: skip
 
     def drain(self) -> Batches:
         """Rows of ends that came about without a step, as some do where a request is added."""
@@ -275,7 +275,7 @@ class SchedulerCore:
         in_flight.steps.popleft()
         in_flight.took(result.seconds, now)
         self.on_step(step, result.seconds)
-        self._prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
+        self.prefill_budget.observe(step.num_decoding, step.num_prefilled, result.seconds)
         self.counters.generated_tokens += self._results.take(step, result, now)
         if self._tier is not None:
             self._tier.after_step()
@@ -322,7 +322,7 @@ class SchedulerCore:
 
     def keep_blocks(self, blocks: KeptBlocks, after: int, reply_to: str) -> KVTier:
         """Keep blocks outside of KV memory, too, see ``KVTier``; ahead of the first plan."""
-        own = self._waiting, self._in_flight, self._prefill_budget
+        own = self._waiting, self._in_flight, self.prefill_budget
         self._tier = KVTier(blocks, after, reply_to, *own)
         self._new_planner()
         return self._tier
@@ -389,7 +389,7 @@ class SchedulerCore:
         """Plan for the limits of this epoch, with an empty cache."""
         self._planner = self._sequences.planner = Planner(
             self.limits, self._policy, self._caching, self._waiting, self.counters,
-            self._prefill_budget, self._shape, self.prefixes, self._sequences.started, self._shares,
+            self.prefill_budget, self._shape, self.prefixes, self._sequences.started, self._shares,
         )  # fmt: skip
         self._planner.batch.adapters = self.adapters.begin(self.offers)
         self._results.max_row_tokens = self.limits.max_row_tokens

@@ -271,13 +271,13 @@ class KVCache:
 
     def retain(self, holder: SequenceHolder, tokens: int, seconds: int, now: float) -> list[bytes]:
         """Let the full blocks of a sequence's first tokens be reused after all others for so long.
-        Returns their names in the first group without a window."""
+        Returns their names in the first group without a window, as far as they are retained."""
         count = min(tokens // self.block_size, len(holder.digests))
         for group in self._groups:
             behind = group.blocks_behind(count * self.block_size)
             names = group.names(holder.digests[behind:count])
-            self.blocks.retain(names, holder.tenant, seconds, now)
-        return holder.digests[:count]
+            self.blocks.retain(names, holder.tenant, seconds, now, behind)
+        return holder.digests[: min(count, self.blocks.retained.most_each)]
 
     def lapse(self, now: float) -> None:
         """Retain nothing beyond its time. To be called often."""

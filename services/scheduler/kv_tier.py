@@ -252,6 +252,10 @@ class KVTier:
         """Whether the keeper has a block, and every engine knows."""
         return name in self._known and not self.is_due(name)
 
+    def keeps(self, names: list[bytes]) -> bool:
+        """Whether the keeper has all of these blocks, or is about to."""
+        return self._known.issuperset(names)
+
     @property
     def block_size(self) -> int:
         return self._kv.block_size
@@ -298,7 +302,7 @@ class KVTier:
             count += 1
         if not count:
             return False
-        if not sequence.request.head.prefilled and not self.rates.load_pays(count):
+        if not sequence.request.head.hand_overs and not self.rates.load_pays(count):
             self.counters.slow += 1
             return False
         if any(digests[first] in one.slots for one in self._storing.values()):

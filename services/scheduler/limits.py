@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.protocol.model_info import end_tokens
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
+from penstock.protocol.wire.messages.membership import Capacity
+from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.scheduler.kv_groups import ONE_FULL, check_groups
 
 BLOCK_BYTES = 5
@@ -75,3 +78,17 @@ class Limits(EngineSizes, frozen=True, array_like=True, gc=False):
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold the K and V of this many positions."""
         return -(-tokens // self.block_size)
+
+
+def capacity_of(whole: Attached, limits: Limits, model: str) -> Capacity:
+    """What an engine with these workers tells others that it can do; ``model``: its folder."""
+    return msgspec.structs.replace(
+        Capacity(*msgspec.structs.astuple(limits)),
+        max_model_len=limits.max_sequence_len,
+        tasks=whole.tasks,
+        generates=whole.generates,
+        labels=whole.labels,
+        adapters=whole.adapters,
+        ends=end_tokens(model),
+        repeats=whole.repeats,
+    )

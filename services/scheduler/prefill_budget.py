@@ -6,16 +6,17 @@ much prefill as is predicted to fit into ``STEP_SECONDS`` beside its decode rows
 than a chunk worth computing, because the model is large or the device slow, it takes
 ``chunk_tokens``, but no more than ``prefill_factor`` times the time of its decode rows while one
 prompt waits, ``prefill_factor_each`` more for each beside it, ``most_prefill_factor`` at most: the
-worker says what these are for its device. Small chunks beside few
-rows are cheap, as the weights are read anyway, and a load that never ends is computed in larger
-ones, with steps between them that only decode. Where many
-sequences wait beside those that decode, as after a burst, the prefill may take longer by their
-share, up to ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step of few rows for
-every chunk, and all would be served later. The planner asks only while somebody reads along: an
-answer that is sent whole knows no pauses. The prediction is a line through the latest steps:
-seconds of a step that only decodes, and of one token of prefill more. Where these steps are too
-alike to tell the two apart, both change by the factor by which the prediction is off: contexts
-grow, and both with them.
+worker says what these are for its device. Small chunks beside few rows are cheap, as the weights
+are read anyway, and a load that never ends is computed in larger ones, with steps between them that
+only decode. Where many sequences wait beside those that decode, as after a burst, the prefill may
+take longer by their share, up to ``PATIENCE_SECONDS``: cut small, the burst would pay a decode step
+of few rows for every chunk, and all would be served later. The planner asks only while somebody
+reads along: an answer that is sent whole knows no pauses. A prefill engine does not shorten its
+steps while another engine is there to go on with its sequences.
+
+The prediction is a line through the latest steps: seconds of a step that only decodes, and of one
+token of prefill more. Where these steps are too alike to tell the two apart, both change by the
+factor by which the prediction is off: contexts grow, and both with them.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class PrefillBudget:
         self._alone: tuple[float, int] | None = None
         """Seconds and rows of the latest step that only decoded."""
         self._steps = _Line()
+        self.is_unbounded = False
+        """What decodes is about to go on in another engine: no step is shortened for it."""
 
     def observe(self, decoding: int, prefill_tokens: int, seconds: float) -> None:
         """A step of so many decode rows and prefill tokens took so long."""
@@ -98,8 +101,9 @@ class PrefillBudget:
 
     def most_tokens(self, decoding: int, waiting: int) -> int | None:
         """Prefill tokens for a step that decodes so many rows, at least one, while so many
-        sequences have no token yet; ``None`` while nothing is known."""
-        if not (self._token_seconds and self._decode_seconds):
+        sequences have no token yet; ``None``: as many as a step holds, since nothing is known or
+        nobody is to be spared."""
+        if self.is_unbounded or not (self._token_seconds and self._decode_seconds):
             return None
         decode, token = self._decode_seconds, max(self._token_seconds, _FASTEST)
         shape = self._shape

@@ -116,7 +116,7 @@ class PromptLogprobs:
         return PackedLogprobs(self.most, bytes(entries))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One choice of a request."""
 
@@ -228,6 +228,11 @@ class Sequence:
     def wants_prompt(self) -> bool:
         """Logprobs of the prompt are owed with the first row: all of it must be computed."""
         return self.prompt_logprobs.most is not None and not self.num_output
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it ever ran here, or was at the head of the queue and waits for its blocks."""
+        return self.cached_tokens >= 0 or self.fetched
 
     @property
     def running(self) -> bool:

@@ -7,10 +7,8 @@ import os
 import socket
 import time
 
-import msgspec
-
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.model_info import end_tokens, fingerprint
+from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Counter, Registry
@@ -18,7 +16,8 @@ from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TR
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.administration import Ask
-from penstock.protocol.wire.messages.membership import Capacity, Demand, Identity, Peer, Phase
+from penstock.protocol.wire.messages.hand_overs import DecodeRoom
+from penstock.protocol.wire.messages.membership import Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
 from penstock.protocol.wire.messages.steps import Attached, StepFailed, StepPlan, StepResult
 from penstock.services.scheduler.adapter_messages import AdapterMessages
@@ -30,12 +29,13 @@ from penstock.services.scheduler.endings import Ending
 from penstock.services.scheduler.hand_overs import HandOvers, check_role
 from penstock.services.scheduler.idle_check import IdleCheck
 from penstock.services.scheduler.keeping import Keeping
-from penstock.services.scheduler.limits import Limits
+from penstock.services.scheduler.limits import Limits, capacity_of
 from penstock.services.scheduler.meters import EngineMeters
 from penstock.services.scheduler.policy_choice import make_policy
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
 from penstock.services.scheduler.sequence import Request
+from penstock.services.scheduler.take_overs import TakeOvers
 from penstock.services.scheduler.worker_group import WorkerGroup
 
 MOST_IN_FLIGHT = 4
@@ -78,6 +78,8 @@ class SchedulerService(LoopService):
         """Blocks outside of KV memory; ``None``: there are none."""
         self._hand_overs: HandOvers | None = None
         """Of a prefill engine."""
+        self._take_overs: TakeOvers | None = None
+        """Of any other whose blocks are kept."""
         self._meters = EngineMeters(self.metrics, self._model)
 
     def identity(self) -> Identity:
@@ -114,47 +116,11 @@ class SchedulerService(LoopService):
             return
         check_role(self.config.scheduler.role, whole)
         limits = Limits.of(whole.sizes)
-        capacity = msgspec.structs.replace(
-            Capacity(*msgspec.structs.astuple(limits)),
-            max_model_len=limits.max_sequence_len,
-            tasks=whole.tasks,
-            generates=whole.generates,
-            labels=whole.labels,
-            adapters=whole.adapters,
-            ends=end_tokens(self.config.model.model),
-            repeats=whole.repeats,
-        )
+        capacity = capacity_of(whole, limits, self.config.model.model)
         loaded = self._adapters.attached(whole, now)
         offers = Offers(capacity.done, loaded, whole.places, whole.resident, whole.repeats)
         if self.core is None:
-            config = self.config
-            self.core = SchedulerCore(
-                limits,
-                self.group.epoch,
-                self.policy,
-                config.cache.enable_prefix_caching,
-                config.admission.max_waiting_requests,
-                most_in_flight=MOST_IN_FLIGHT,
-                max_waiting_tokens=config.admission.max_waiting_tokens,
-                shape=whole.shape,
-                num_ranks=config.cluster.world_size,
-                engine=config.cluster.engine,
-                offers=offers,
-                shares=CacheShares(
-                    config.cache.retained_cache_share, config.cache.tenant_cache_share
-                ),
-            )
-            self.core.follow_faults(self._on_fault)
-            if whole.kv_space and config.cache.has_tiers:
-                self._keeping = Keeping(self, self.core, whole, self.group, now)
-            if self._keeping is not None and config.scheduler.role == "prefill":
-                self._hand_overs = HandOvers(self, self._keeping.tier)
-                self._meters.follow(self.core, self._hand_overs.had_first_token)
-            else:
-                self._meters.follow(self.core)
-            self.ledger = SchedulerLedger(self.participant, self.mailbox.send, self.core)
-            gc.collect()
-            gc.freeze()
+            self._begin(whole, limits, offers, now)
         else:
             if self._keeping is not None:
                 self._keeping.attached(whole, now)
@@ -162,6 +128,37 @@ class SchedulerService(LoopService):
             self._hand_out(self.core.restart(self.group.epoch, limits, offers))
         self.status.capacity = capacity
         self._look_if_ready(now)
+
+    def _begin(self, whole: Attached, limits: Limits, offers: Offers, now: float) -> None:
+        """The first workers are there: make what schedules for them."""
+        config = self.config
+        core = self.core = SchedulerCore(
+            limits,
+            self.group.epoch,
+            self.policy,
+            config.cache.enable_prefix_caching,
+            config.admission.max_waiting_requests,
+            most_in_flight=MOST_IN_FLIGHT,
+            max_waiting_tokens=config.admission.max_waiting_tokens,
+            shape=whole.shape,
+            num_ranks=config.cluster.world_size,
+            engine=config.cluster.engine,
+            offers=offers,
+            shares=CacheShares(config.cache.retained_cache_share, config.cache.tenant_cache_share),
+        )
+        core.follow_faults(self._on_fault)
+        if whole.kv_space and config.cache.has_tiers:
+            self._keeping = Keeping(self, core, whole, self.group, now)
+        if self._keeping is not None and config.scheduler.role == "prefill":
+            self._hand_overs = HandOvers(self, self._keeping.tier, core.prefill_budget)
+            self._meters.follow(core, self._hand_overs.had_first_token)
+        else:
+            self._meters.follow(core)
+            if self._keeping is not None:
+                self._take_overs = TakeOvers(self, core)
+        self.ledger = SchedulerLedger(self.participant, self.mailbox.send, core)
+        gc.collect()
+        gc.freeze()
 
     def _look_if_ready(self, now: float) -> None:
         """Take requests once the worker is there and it is known which blocks are kept."""
@@ -228,6 +225,9 @@ class SchedulerService(LoopService):
                 not self.group.attached and self._another_is_ready()
             ):
                 self.mailbox.send(message.reply_to, _not_ready(message))
+            case DecodeRoom():
+                if self._hand_overs is not None:
+                    self._hand_overs.told(sender, message)
             case _ if self._adapters.handle(sender, message, now):
                 pass
             case _ if self._keeping is not None and self._keeping.handle(sender, message, now):
@@ -299,7 +299,7 @@ class SchedulerService(LoopService):
             self._hand_out(batch)
             _add_part(meters.hand_out, HAND_OUT, began, len(batch))
         if self._hand_overs is not None and self.ledger is not None:
-            self._hand_overs.send(self.ledger)  # behind their tokens
+            self._hand_overs.send(self.ledger, now)  # behind their tokens
 
     def _take_failed_beside(self, core: SchedulerCore, answered: int) -> list[StepFailed]:
         """Failures of other ranks whose turn it is when so many more steps are answered: before
@@ -339,8 +339,10 @@ class SchedulerService(LoopService):
             if self._keeping is not None:
                 self._keeping.tick(now, self.metrics)
                 if self._hand_overs is not None:
-                    self._hand_overs.report(self.metrics)
+                    self._hand_overs.tick(self.metrics)
                 self._look_if_ready(now)
+            if self._take_overs is not None and self.group.attached:
+                self._take_overs.tick(self.ledger, self.metrics, now)
             self._idle_check.tick(self.core, now)
             usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demands = [Demand(slots=usable, model=self._model)]

@@ -42,6 +42,8 @@ class SchedulerStats:
     waiting_for: dict[str, int]
     """The same by reason; see ``WaitingQueue.by_reason``."""
     waiting_requests: int
+    waiting_tokens: int
+    """Tokens of their prompts."""
     open_requests: int
     blocks_total: int
     blocks_used: int
@@ -65,6 +67,7 @@ def snapshot(
         waiting=len(waiting) + waiting.num_put_off,
         waiting_for=waiting.by_reason(),
         waiting_requests=waiting.num_requests,
+        waiting_tokens=waiting.num_prompt_tokens,
         open_requests=open_requests,
         blocks_total=blocks.num_blocks,
         blocks_used=blocks.num_used,

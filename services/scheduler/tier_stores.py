@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from typing import NamedTuple
 
 from penstock.services.scheduler.block_manager import BlockManager
@@ -101,9 +102,8 @@ class StoreQueue:
 
     def want(self, names: Iterable[bytes]) -> None:
         """These are worth keeping, if they are computed."""
-        for name in names:
-            if name not in self.known:
-                self._want(name)
+        for name in filterfalse(self.known.__contains__, names):
+            self._want(name)
 
     def _want(self, name: bytes) -> None:
         if name not in self._wanted and len(self._wanted) < MOST_WANTED:

@@ -156,7 +156,7 @@ class TokenRows:
             columns.starts.append(
                 RowStart(
                     *(row, sequence.cached_tokens, sequence.queued_s, self.engine),
-                    *(request.max_output, 0.0 if request.head.prefilled else -1.0),
+                    *(request.max_output, 0.0 if request.head.hand_overs else -1.0),
                 )
             )
         return columns

@@ -68,15 +68,8 @@ def tool_grammar(
     Raises ``PromptError`` where a strict tool's schema cannot be enforced, or a call is a must and
     the family has no grammar.
     """
-    envelope, required = family.envelope, output.mode == "required"
-    if family.older_envelope is not None and _is_older(family, vocabulary):
-        envelope = family.older_envelope
-    channels: Channels | Messages | None = None
-    anything = content
-    if in_channels(family, vocabulary):
-        channels = Channels(family, vocabulary, turn, output.thinking_budget)
-    elif in_messages(family, vocabulary):
-        channels = Messages(family, vocabulary, turn, output.thinking_budget)
+    envelope, required = _envelope(family, vocabulary), output.mode == "required"
+    channels, anything = _channels(family, vocabulary, turn, output), content
     if channels is not None and content is None and output.thinking_budget is not None:
         anything = _encoded(channels.free(), "tools")
     if not output.tools or output.mode == "none":
@@ -85,11 +78,7 @@ def tool_grammar(
         return _encoded(channels.around(None, content), content.param)
     if envelope is None:
         if required or output.strict:
-            raise PromptError(
-                f"tool_choice and strict tools need a grammar, and there is none for calls as this "
-                f"model writes them ({family.name}); send tool_choice: 'auto' without strict",
-                "tool_choice",
-            )
+            raise _no_grammar(family)
         return anything
     free = not required and content is None
     if free and not output.strict and strictness == "auto":
@@ -111,6 +100,31 @@ def tool_grammar(
         return grammar
     start = opening.to_bytes(TOKEN_BYTES, "little")
     return msgspec.structs.replace(grammar, start_after=start, may_end=True)
+
+
+def _no_grammar(family: Family) -> PromptError:
+    return PromptError(
+        f"tool_choice and strict tools need a grammar, and there is none for calls as this model "
+        f"writes them ({family.name}); send tool_choice: 'auto' without strict",
+        "tool_choice",
+    )
+
+
+def _envelope(family: Family, vocabulary: Vocabulary) -> Envelope | None:
+    """What stands around calls, as models with this vocabulary write them."""
+    older = family.older_envelope
+    return older if older is not None and _is_older(family, vocabulary) else family.envelope
+
+
+def _channels(
+    family: Family, vocabulary: Vocabulary, turn: Turn, output: OutputFormat
+) -> Channels | Messages | None:
+    """What stands around the parts of an answer, where the family has such."""
+    if in_channels(family, vocabulary):
+        return Channels(family, vocabulary, turn, output.thinking_budget)
+    if in_messages(family, vocabulary):
+        return Messages(family, vocabulary, turn, output.thinking_budget)
+    return None
 
 
 def _is_older(family: Family, vocabulary: Vocabulary) -> bool:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import IO
 
 import msgspec
@@ -136,6 +137,12 @@ class AheadCompilation:
         with self._lock:
             if not self._stopped:
                 self._compilation = Compilation(needs, processes)
+
+    def finish(self, progress: Callable[[str], None]) -> None:
+        """``wait``, and say so if there are processes to wait for."""
+        if self.processes:
+            progress(f"compiling kernels in {self.processes} processes")
+        self.wait()
 
     def wait(self) -> None:
         """Until all that is compiled ahead lies in the cache."""

@@ -38,15 +38,21 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Matrices that are all zeros where a model can mean it."""
     notes: list[str] = []
     """What the files hold otherwise than ``config.json`` says."""
+    mapped: bool = False
+    """Nothing was read: another worker's weights were mapped."""
 
     def __str__(self) -> str:
         """``1.19 GB of weights in 0.9 s, 1.30 GB/s``."""
         size, _, unit = _both(self.done_bytes, self.done_bytes)
+        if self.mapped:
+            return f"{size} {unit} of held weights mapped in {self.seconds:.2f} s"
         return f"{size} {unit} of weights in {self.seconds:.1f} s, {rate(self)}"
 
 
 def say_report(report: LoadReport, log: Logger) -> None:
-    """Warn of what is odd in it."""
+    """Warn of what is odd in it, and say where nothing was read."""
+    if report.mapped:
+        log.info(str(report))
     for note in report.notes:
         log.warning(note)
     if report.zero_tensors:

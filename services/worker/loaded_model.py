@@ -59,6 +59,8 @@ class LoadedModel(NamedTuple):
     """Of rows that ask for one."""
     deterministic: bool = False
     """Whether kernels add up in one order."""
+    held_bytes: int = 0
+    """Of mapped memory in which its weights lie, which is no allocator's."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):

@@ -14,7 +14,7 @@ from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import DirectExecutor, Executor
-from penstock.services.worker.kept_model import check_kept
+from penstock.services.worker.kept_model import check_held, check_kept
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
@@ -38,6 +38,7 @@ def load_executor(
     """
     info = read_model_info(config.model.model)
     check_kept(config, info)
+    check_held(config, info)
     tasks, pooling = load_tasks(), read_pooling(info, config.model)
     gc.disable()  # until there is what will stay: it would be walked through again and again
     try:
@@ -69,7 +70,7 @@ def _load_null(config: Config) -> Executor:
 
 def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
     check_division(config, read_model_info(config.model.model))
-    if config.loading.load_format != "dummy":
+    if config.loading.load_format != "dummy" and not config.loading.hold_weights:
         Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
     set_up_cpu_libraries()
     progress("importing torch")

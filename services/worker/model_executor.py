@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from penstock.kernels.attention import KV_TILE
-from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
@@ -49,7 +48,7 @@ from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.pooling import pool_rows
 from penstock.services.worker.prompt_sums import PromptSums, chunk_rows
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
-from penstock.services.worker.step_inputs import AttendedCache, InputBuilder, RowPadding
+from penstock.services.worker.step_inputs import InputBuilder, RowPadding, attended_caches
 from penstock.services.worker.step_logprobs import (
     Words,
     asking_chunks,
@@ -128,23 +127,9 @@ class ModelExecutor(DirectExecutor):
         grouped = self._grouped()
         if capacity.groups != grouped.groups:
             raise ValueError("the capacity is not that of the model's groups of layers")
-        of_layers = [
-            (group, cache) for (group, _), cache in zip(grouped.places, model.caches, strict=True)
-        ]
-        distinct = list(dict.fromkeys(of_layers))
-        caches = [
-            AttendedCache(
-                group,
-                CacheShape(
-                    cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
-                    cache.num_heads, model.dtype, exact, cache.window, cache.softcap, cache.chunk,
-                ),
-                cache.score_scale,
-                attention.of(cache),
-                cache.besides,
-            )
-            for group, cache in distinct
-        ]  # fmt: skip
+        caches, of_layers = attended_caches(
+            model.caches, grouped, attention, blocks, capacity.block_size, model.dtype, exact=exact
+        )
         rows = self._exact_rows() if exact else RowPadding(1, 1, model.packed)
         with torch.inference_mode():
             self._memory = KVMemory(
@@ -154,9 +139,8 @@ class ModelExecutor(DirectExecutor):
         if model.device.type == "cpu" and not capacity.groups:
             self.kv_blocks = MemoryBlocks(self._memory, len(capacity.groups))
         self._inputs = InputBuilder(
-            self.slots, caches, [distinct.index(each) for each in of_layers], self._memory.layers,
-            rows, padding_block, model.device,
-        )  # fmt: skip
+            self.slots, caches, of_layers, self._memory.layers, rows, padding_block, model.device
+        )
         self._finite_keys = attention.finite_keys
         self.sums: PromptSums | None = None
         """Tasks get a state of all positions of their prompt; ``None``: the last one's."""

@@ -28,6 +28,15 @@ from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.first_steps import executor_of, run_first
 from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
+from penstock.services.worker.held.loading import (
+    MadeModel,
+    account_again,
+    hold_on_device,
+    hold_on_host,
+    holding_of,
+    restored,
+    with_held,
+)
 from penstock.services.worker.kv_cache_checks import check_kernels, check_kv_cache
 from penstock.services.worker.loaded_model import (
     AttentionAlone,
@@ -117,42 +126,39 @@ def _load(
     check_deterministic(config, info, pooling, device.type, dtype)
     if pooling.generates:  # what is wrong with drafts is told before weights are read
         read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
-    headless = not pooling.generates and not pooling.is_judge
-    model = make_model(
-        config, info, dtype, device, progress, loaded, headless=headless, ranks=ranks
-    )
-    leave_codes(model, without)
-    judged = judge_of(model, info, pooling) if pooling.is_judge else None
-    kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
-    if not pooling.tasks and not without:
-        kernels = kernels_for(model, config.cache.block_size)
-    kernels = adapter_loading.kernels_for_adapters(config, kernels)
+    holding = None if without else holding_of(config, dtype, device)
+    made = None if holding is None else restored(holding, config, info, device, progress, loaded)
+    if made is None:
+        made = _made(config, info, dtype, device, pooling, ranks, progress, loaded, without)
+        made = made if holding is None else hold_on_host(holding, made)
+    model, kernels = made.model, adapter_loading.kernels_for_adapters(config, made.kernels)
     check_kernels(config, device, kernels if isinstance(kernels, str) else "")
     if device.type != "cpu":
         check_deterministic_kernels(config, kernels)
-    in_places = isinstance(kernels, DenseModel)
-    most = adapter_loading.most_virtual_tokens(config, info)
     adapters, held = adapter_loading.load_adapters(
-        config, model, in_places=in_places, most_virtual=most
+        config,
+        model,
+        in_places=isinstance(kernels, DenseModel),
+        most_virtual=adapter_loading.most_virtual_tokens(config, info),
     )
-    subject = subject_of(model, kernels, config, progress, held, compresses=ranks is None)
+    compresses = ranks is None and not made.restored
+    subject = subject_of(model, kernels, config, progress, held, compresses=compresses)
+    if holding is not None:
+        subject = with_held(subject, made)
     if ahead is not None and not isinstance(kernels, str):
-        if ahead.processes:
-            progress(f"compiling kernels in {ahead.processes} processes")
-        ahead.wait()
+        ahead.finish(progress)
     progress("measuring a step")
-    account = plan_memory(subject, config, info)
+    account = account_again(made.account, device) or plan_memory(subject, config, info)
+    if holding is not None and not made.restored:
+        hold_on_device(holding, subject, account)
     executor = executor_of(subject, account.sizes, progress)
     executor.grammars.serve(tokenizer_loader(info))
     run_first(executor, subject, config.device.threads, cores, progress, ahead)
     executor.summary += words_of_weights(config, info, model)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
-        add_tasks(executor, pooling, info, model, judged, random=random)
-    drafter = None
-    if isinstance(executor, DraftingExecutor) and pooling.generates:
-        drafter = make_drafter(config, info, model, executor.slots)
-    speculate(executor, config, device, drafter)
+        add_tasks(executor, pooling, info, model, made.judged, random=random)
+    speculate(executor, config, device, _drafter_for(executor, config, info, model))
     if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
@@ -160,6 +166,28 @@ def _load(
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
+
+
+def _made(
+    config: Config,
+    info: ModelInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    pooling: Pooling,
+    ranks: RankGroup | None,
+    progress: Progress,
+    loaded: Loaded,
+    without: str,
+) -> MadeModel:
+    """The model of the folder. without: as in ``_load``. Raises ``BadModelFolder``."""
+    bare = not pooling.generates and not pooling.is_judge
+    model = make_model(config, info, dtype, device, progress, loaded, headless=bare, ranks=ranks)
+    leave_codes(model, without)
+    judged = judge_of(model, info, pooling) if pooling.is_judge else None
+    kernels: DenseModel | AttentionAlone | str = without or "tasks need the states of prompts"
+    if not pooling.tasks and not without:
+        kernels = kernels_for(model, config.cache.block_size)
+    return MadeModel(model, kernels, judged)
 
 
 def subject_of(
@@ -275,6 +303,14 @@ def speculate(
             )
         executor.speculate(drafting)
     executor.summary += f"; drafts: {source}, up to {drafting.most} tokens"
+
+
+def _drafter_for(
+    executor: AnyExecutor, config: Config, info: ModelInfo, model: CausalModel
+) -> ModelDrafter | None:
+    if isinstance(executor, DraftingExecutor) and executor.generates:
+        return make_drafter(config, info, model, executor.slots)
+    return None
 
 
 def plain_attention(model: CausalModel, block_size: int) -> AnyAttention:

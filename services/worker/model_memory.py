@@ -81,6 +81,8 @@ class ModelMemory:
         if isinstance(model, Decoder) and model.quantized:
             held = model.weight_bytes
         parts, free = [self._weights(held), *self._adapters()], free_host_bytes()
+        if (mapped := self._subject.held_bytes) and model.packed:
+            parts.append(MemoryPart("held weights", mapped, "as loaded, for the next worker"))
         if self._draft is not None:  # which is not loaded yet
             parts.append(self._draft.part(self._item, dtype_name(model.dtype)))
             free -= parts[-1].num_bytes
@@ -109,7 +111,10 @@ class ModelMemory:
         found = measure_step(memory, run)
         adapters = self._adapters()
         held = self._subject.adapters
-        weights = self._weights(found.weights - (0 if held is None else held.num_taken))
+        # Mapped weights are in the device's use, and not the allocator's; however many map them,
+        # they are there once.
+        mapped = self._subject.held_bytes
+        weights = self._weights(found.weights + mapped - (0 if held is None else held.num_taken))
         if self._subject.compressed:
             weights = replace(weights, note=f"{weights.note}, and compressed")
         if isinstance(kernels, str):
@@ -121,7 +126,7 @@ class ModelMemory:
         device, _ = placement(self._model.device, self._model.dtype)
         parts = [weights, *adapters, *step]
         return cuda_account(
-            self._config, device, found.total, parts, found.outside, self.block_bytes
+            self._config, device, found.total, parts, found.outside - mapped, self.block_bytes
         )
 
     def _of_kernels(

@@ -16,8 +16,10 @@ from penstock.kernels.kv_cache import clear_places, write_kv
 from penstock.kernels.linear import padded_rows
 from penstock.kernels.low_rank import AdapterRows
 from penstock.services.worker.kv_memory import KVCache
+from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.models.causal_model import StepAdapters, StepInputs, VirtualRows
-from penstock.services.worker.plain_attention import PlainAttention
+from penstock.services.worker.models.specification import CacheSpecification
+from penstock.services.worker.plain_attention import AnyAttention, PlainAttention
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
 
 _NO_ADAPTERS = StepAdapters()
@@ -49,6 +51,32 @@ class AttendedCache(NamedTuple):
     scale: float
     attention: PlainAttention
     besides: BlockPattern = NO_BLOCKS
+
+
+def attended_caches(
+    caches: Sequence[CacheSpecification],
+    grouped: LayerGroups,
+    attention: AnyAttention,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    exact: bool = False,
+    first: int = 0,
+) -> tuple[list[AttendedCache], list[int]]:
+    """What layers with these caches read, and the number among those of each layer. exact, first:
+    as in ``CacheShape``."""
+    of_layers = [(group, cache) for (group, _), cache in zip(grouped.places, caches, strict=True)]
+    distinct = list(dict.fromkeys(of_layers))
+    found = []
+    for group, cache in distinct:
+        shape = CacheShape(
+            cache.num_kv_heads, num_blocks, block_size, cache.head_dim, cache.num_heads, dtype,
+            exact, cache.window, cache.softcap, cache.chunk, first,
+        )  # fmt: skip
+        how = attention.of(cache)
+        found.append(AttendedCache(group, shape, cache.score_scale, how, cache.besides))
+    return found, [distinct.index(each) for each in of_layers]
 
 
 class LayerInputs(NamedTuple):

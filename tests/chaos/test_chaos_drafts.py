@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from adapter_folders import write_soft_prompt
 from served import Served, served
 from victims import children, find, nothing_held, whole_again
 
@@ -19,10 +20,11 @@ import penstock.demo
 
 pytestmark = pytest.mark.timeout(900)
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1")
-HEAD = Path(penstock.demo.__file__).parent / "heads" / "eagle3"
+DEMO = Path(penstock.demo.__file__).parent
 SOURCES = {
     "suffix": ("--speculative", "suffix"),
-    "eagle3": ("--speculative", "eagle3", "--speculative-model", str(HEAD)),
+    "eagle3": ("--speculative", "eagle3", "--speculative-model", str(DEMO / "heads" / "eagle3")),
+    "draft-model": ("--speculative", "draft-model", "--speculative-model", str(DEMO / "model")),
 }
 REPEATED = "The red fox runs. The blue fox sleeps. The red fox runs. The blue fox sleeps. The red"
 SCHEMA = {
@@ -43,6 +45,16 @@ CASES: list[dict[str, Any]] = [
     },
     {"prompt": REPEATED, "temperature": 1, "seed": 6, "frequency_penalty": 0.4, "min_tokens": 60},
 ]  # fmt: skip
+
+
+ADAPTED: list[dict[str, Any]] = [
+    {"model": "words", "prompt": REPEATED, "temperature": 0, "logprobs": 2, "ignore_eos": True},
+    {"model": "words", "prompt": "17 and 4", "temperature": 0.8, "seed": 7, "n": 2, "logprobs": 1},
+    {"model": "soft", "prompt": REPEATED, "temperature": 0, "logprobs": 1, "ignore_eos": True},
+    {"model": "soft", "prompt": REPEATED, "temperature": 0.8, "seed": 8, "ignore_eos": True},
+    *CASES[:5],
+]
+"""Rows of an adapter and of a soft prompt beside those of the model alone."""
 
 
 class Stream:
@@ -76,13 +88,13 @@ class Stream:
 class Followers:
     """Clients that stream all cases at once."""
 
-    def __init__(self, url: str, max_tokens: int) -> None:
-        self.streams = [Stream() for _ in CASES]
+    def __init__(self, url: str, max_tokens: int, cases: list[dict[str, Any]]) -> None:
+        self.streams = [Stream() for _ in cases]
         more = {
             "max_tokens": max_tokens, "stream": True, "return_token_ids": True,
             "stream_options": {"include_usage": True},
         }  # fmt: skip
-        self._url, self._bodies = url + "/v1/completions", [{**case, **more} for case in CASES]
+        self._url, self._bodies = url + "/v1/completions", [{**case, **more} for case in cases]
 
     async def __aenter__(self) -> Followers:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300))
@@ -114,16 +126,18 @@ class Followers:
         async with self._session.post(self._url, json=body) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
+                if not line.startswith(b"data: "):  # in a long pause come comments
+                    continue
                 data = line.removeprefix(b"data: ").strip()
                 if data == b"[DONE]":
                     stream.ends += 1
-                elif data:
+                else:
                     stream.take(json.loads(data))
 
 
-def streamed(server: Served, max_tokens: int) -> list[Any]:
+def streamed(server: Served, max_tokens: int, cases: list[dict[str, Any]] = CASES) -> list[Any]:
     async def follow() -> list[Any]:
-        async with Followers(server.url, max_tokens) as followers:
+        async with Followers(server.url, max_tokens, cases) as followers:
             return await followers.ends()
 
     return asyncio.run(follow())
@@ -150,23 +164,35 @@ def test_streams_are_the_same_with_drafts_and_without(source: str) -> None:
         nothing_held(server)
 
 
+async def struck(server: Served, role: str, cases: list[dict[str, Any]]) -> list[Any]:
+    """The streams of all cases, while the process ``role`` is killed."""
+    victim, count = find(server, role), len(children(server))
+    async with Followers(server.url, 150, cases) as followers:
+        await followers.until(3)
+        began = time.monotonic()
+        victim.kill()
+        found = await followers.ends()
+    whole_again(server, [victim], count, began)
+    return found
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("source", SOURCES)
-def test_killed_processes_change_no_stream_with_drafts(source: str) -> None:
-    with drafting(source, "--fault", "worker:sleep=0.02@step", "--restart-wait-s", "120") as server:
-        expected, count = streamed(server, 150), len(children(server))
-
-        async def strike(role: str) -> list[Any]:
-            victim = find(server, role)
-            async with Followers(server.url, 150) as followers:
-                await followers.until(3)
-                struck = time.monotonic()
-                victim.kill()
-                found = await followers.ends()
-            whole_again(server, [victim], count, struck)
-            return found
-
+@pytest.mark.parametrize("adapted", [False, True], ids=["model alone", "adapters"])
+def test_killed_processes_change_no_stream_with_drafts(
+    source: str, adapted: bool, tmp_path: Path
+) -> None:
+    cases, adapters = CASES, list[str]()
+    if adapted:
+        cases, soft = ADAPTED, write_soft_prompt(tmp_path / "soft", 23, 256)
+        words = DEMO / "adapters" / "number_words"
+        adapters = ["--lora", f"words={words}", "--lora", f"soft={soft}"]
+    slow = ("--fault", "worker:sleep=0.02@step", "--restart-wait-s", "120")
+    with drafting(source, *slow, *adapters) as server:
+        expected = streamed(server, 150, cases)
         for role in ("worker", "scheduler", "worker"):
-            for case, got, wanted in zip(CASES, asyncio.run(strike(role)), expected, strict=True):
+            found = asyncio.run(struck(server, role, cases))
+            for case, got, wanted in zip(cases, found, expected, strict=True):
                 assert got == wanted, (role, case)
+        assert server.settled()["penstock_spec_decode_draft_tokens_total"] > 0
         nothing_held(server)

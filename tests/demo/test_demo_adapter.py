@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import penstock.demo
-from penstock.demo import adapter
 from penstock.demo.chat import prompt_text
 from penstock.demo.exchange import Random, is_held_out
-from penstock.demo.generate import answers, load
 from penstock.demo.grading import ADAPTER_SKILLS, ALL_SKILLS, is_right, questions
 from penstock.demo.mixture import question
 from penstock.demo.skills.number_words import in_words
+from penstock.demo.training import adapter
+from penstock.demo.training.generate import answers, load
 
 DEMO = Path(penstock.demo.__file__).parent
 FOLDER = DEMO / "adapters" / "number_words"

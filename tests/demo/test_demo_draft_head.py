@@ -10,10 +10,10 @@ import torch
 
 import penstock.demo
 from penstock.demo.chat import prompt_text
-from penstock.demo.draft_head import passes_of, read, target_rows
-from penstock.demo.generate import load
 from penstock.demo.grading import questions
-from penstock.demo.model import dense_mask
+from penstock.demo.training.draft_head import passes_of, read, target_rows
+from penstock.demo.training.generate import load
+from penstock.demo.training.model import dense_mask
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan

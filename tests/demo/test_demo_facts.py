@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import penstock.demo
-from penstock.demo.export import weights_digest
-from penstock.demo.setting_facts import LONGEST, declared, default_of
 from penstock.demo.skills.facts import DEFAULTS, FLAGS, all_answers
 from penstock.demo.skills.terms import COMMANDS
+from penstock.demo.training.export import weights_digest
+from penstock.demo.training.setting_facts import LONGEST, declared, default_of
 from penstock.loadtest import bench
 from penstock.protocol.config.resolve import fields
 from penstock.services.command_table import COMMANDS as SERVICES

@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 
 import penstock.demo
 from penstock.demo.chat import CHAT_TEMPLATE, messages, prompt_text, render, tools_text
-from penstock.demo.check_split import overlap
 from penstock.demo.exchange import Random, is_held_out, plain
 from penstock.demo.grading import ALL_SKILLS, questions
 from penstock.demo.mixture import conversation
-from penstock.demo.packing import IGNORED, Packed, encode
 from penstock.demo.skills.toolbox import KNOWN
+from penstock.demo.training.check_split import overlap
+from penstock.demo.training.packing import IGNORED, Packed, encode
 
 MODEL = Path(penstock.demo.__file__).parent / "model"
 TOKENIZER = MODEL / "tokenizer.json"

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import penstock.demo
-from penstock.demo import plot, train
-from penstock.demo.export import export, weights_digest
-from penstock.demo.generate import answers, load
-from penstock.demo.model import Qwen3, Shape, dense_mask
-from penstock.demo.muon import orthogonal
-from penstock.demo.rounding import round_changes
+from penstock.demo.training import plot, train
+from penstock.demo.training.export import export, weights_digest
+from penstock.demo.training.generate import answers, load
+from penstock.demo.training.model import Qwen3, Shape, dense_mask
+from penstock.demo.training.muon import orthogonal
+from penstock.demo.training.rounding import round_changes
 
 MODEL = Path(penstock.demo.__file__).parent / "model"
 needs_model = pytest.mark.skipif(

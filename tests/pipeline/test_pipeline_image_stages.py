@@ -90,7 +90,7 @@ def test_the_wheels_of_the_images_hold_no_load_tests_and_no_training() -> None:
     copied = {source for one in (*plain, *with_model) for source in one.sources}
     assert not copied & {"loadtest", "demo", "."}
     assert "demo/model" in copied
-    for source in ("loadtest", "demo", "demo/train.py"):
+    for source in ("loadtest", "demo", "demo/training/train.py"):
         assert not in_build_context(source), source
 
 

@@ -16,6 +16,7 @@ from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages import administration as a
 from penstock.protocol.wire.messages import cache_hints as h
 from penstock.protocol.wire.messages import engine as e
+from penstock.protocol.wire.messages import hand_overs as o
 from penstock.protocol.wire.messages import kv_tier as k
 from penstock.protocol.wire.messages import membership as m
 from penstock.protocol.wire.messages import requests as r
@@ -152,14 +153,14 @@ _SLOT_ROW: list[Any] = [3, _IDS, 1, 0, [5, 6], b"sampling", 1, 2, 4, 0, "embed",
 ]  # fmt: skip
 _HEAD = r.RequestHead(
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
-    False, 6, True, False, True, True, 20,
+    False, 6, True, False, 3, True, 20,
 )  # fmt: skip
 _HEAD_ROW: list[Any] = [
     "req-1", "qwen", "embed", "chat", "lora", "me", -5, "salt", 2.5, 0.5, "00-a-b-01", ["d1"],
-    False, 6, True, False, True, True, 20,
+    False, 6, True, False, 3, True, 20,
 ]  # fmt: skip
 _PLAIN_HEAD_ROW: list[Any] = [
-    "", "", "generate", "text", "", "", 0, "", None, 0.0, "", [], True, 1, False, True, False,
+    "", "", "generate", "text", "", "", 0, "", None, 0.0, "", [], True, 1, False, True, 0,
     False, 0,
 ]  # fmt: skip
 BIG = 2**63 - 1
@@ -338,6 +339,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
         k.KVCopied(1, 7, 3, 0.25, True, "gone"), [71, 1, 7, 3, 0.25, True, "gone"],
     ),
     "KVForget": (k.KVForget(1, 7), [72, 1, 7]),
+    "DecodeRoom": (o.DecodeRoom(6, 900), [80, 6, 900]),
 }  # fmt: skip
 """Messages, by name."""
 
@@ -400,7 +402,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "fef9832ff4e8faef"
+SCHEMA_HASH = "4cbed77735826afe"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -503,6 +505,7 @@ GOLDEN: dict[str, str] = {
     "KVCopies": "9946010207ac2f70726f632f372f66642f39c3910391ccc8c4046b657973",
     "KVCopied": "9747010703cb3fd0000000000000c3a4676f6e65",
     "KVForget": "93480107",
+    "DecodeRoom": "935006cd0384",
     "Identity": (
         "9acd1092a6686f73742d61a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030"
         "a463306465a3683a31a66465636f6465"
@@ -513,7 +516,7 @@ GOLDEN: dict[str, str] = {
     ),
     "Work chat": (
         "98dc0013a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb4004"
-        "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c3c31493a463686174c4"
+        "000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c203c31493a463686174c4"
         "025b5dc4027b7ddc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3fc00000"
         "00000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000000000000000"
         "92070891a364616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d6174c4"
@@ -526,7 +529,7 @@ GOLDEN: dict[str, str] = {
         "75657279a8646f63756d656e74cd0200929293cd012cc00093cd0e100228c3"
     ),
     "Work text": (
-        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c200"
+        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c300c200"
         "93a474657874a26869c2dc0033cb3fe0000000000000cb3fd000000000000028ff026491a10a9102c3cb3f"
         "c0000000000000cb3ff8000000000000cbbff8000000000000cb3ff4000000000000038107cbc000000000"
         "00000092070891a364616dc3c2c2090200c398a57265676578a2612bc3af726573706f6e73655f666f726d"
@@ -537,7 +540,7 @@ GOLDEN: dict[str, str] = {
         "0000000000cb3ff4000000000000034091a12e0491a364616d919400c400950000000000c400c0c2c0c0"
     ),
     "Work tokens": (
-        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c200"
+        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c300c200"
         "92a6746f6b656e73c40801000000ff7f0000dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000"
         "000000000000c00080c090c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000"
         "000000cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb000000"
@@ -546,7 +549,7 @@ GOLDEN: dict[str, str] = {
         "000000cb3ffc000000000000020094a10aa13aa122a12a009090c0c2c0c0"
     ),
     "Work pair": (
-        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c200"
+        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c300c200"
         "93a470616972a161a162dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c000"
         "80c090c2c3c3c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb00000000"
         "00000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000cb3ff0"
@@ -555,7 +558,7 @@ GOLDEN: dict[str, str] = {
         "00000000020094a10aa13aa122a12a009090c0c2c0c0"
     ),
     "Work inputs": (
-        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c3c2c200"
+        "98dc0013a0a0a867656e6572617465a474657874a0a000a0c0cb0000000000000000a090c301c2c300c200"
         "92a6696e707574739392a6746f6b656e73c40801000000ff7f000093a474657874a26869c393a470616972"
         "a161a162dc0033c0c0c0c001c09090c2c0cb0000000000000000cb0000000000000000c00080c090c2c3c3"
         "c0c0c0c2c0cb0000000000000000cb0000000000000000cb3ff0000000000000cb0000000000000000cb00"
@@ -566,7 +569,7 @@ GOLDEN: dict[str, str] = {
     ),
     "TokenWork": (
         "dc0010dc0013a57265712d31a47177656ea5656d626564a463686174a46c6f7261a26d65fba473616c74cb"
-        "4004000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c2c3c314c408010000"
+        "4004000000000000cb3fe0000000000000a930302d612d622d303191a26431c206c3c203c314c408010000"
         "00ff7f0000c40873616d706c696e67919401c400950000000000c4009202031005c3c302c4067072656669"
         "78920102920007c39192cd0384cd012cc3"
     ),

@@ -792,7 +792,7 @@ def test_a_hand_over_is_no_loss_and_its_pause_is_told_once(tokenizer: Any) -> No
     [(_, again)] = sent.take(Enqueue)
     work = msgspec.msgpack.decode(again.work, type=TokenWork)
     assert (first.begun, again.begun, again.attempt) == (False, True, ONE + 1)
-    assert (work.head.prefilled, work.stalls) == (True, 0)
+    assert (work.head.hand_overs, work.stalls) == (1, 0)
     assert ledger.continuations == 0
     sent.take()
     start = RowStart(0, 4, 0.2, "1", 16, 0.0)

@@ -519,6 +519,8 @@ def test_each_unknown_flag_has_a_line_of_its_own(capsys: pytest.CaptureFixture[s
 def test_a_flag_of_another_command_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     text = flag_error(capsys, "--max-num-seqs", "3", groups=["cluster"])
     assert "`penstock serve` does" in text
+    text = flag_error(capsys, "--role", "decode", groups=["cluster"])
+    assert "`penstock scheduler` does" in text, "serve takes it of no command"
 
 
 def test_an_unknown_key_or_variable_is_told_the_way_out(tmp_path: Path) -> None:

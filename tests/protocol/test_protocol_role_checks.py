@@ -11,7 +11,7 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.derive import derive
 from penstock.protocol.config.machine import read_machine
 from penstock.protocol.config.resolve import fields
-from penstock.protocol.config.role_checks import check_serve_roles, contradictions_of_roles
+from penstock.protocol.config.role_checks import check_roles, contradictions_of_roles
 from penstock.protocol.config.sources import Source
 
 KEPT = {"kv_tier_memory_bytes": 1 << 30}
@@ -105,4 +105,20 @@ def test_serve_refuses_what_is_for_one_engine_or_for_none(
     groups: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(ConfigError, match=name):
-        check_serve_roles(configuration(**groups))
+        check_roles("serve", configuration(**groups))
+
+
+@pytest.mark.parametrize(
+    ("command", "is_refused"),
+    [("plan", True), ("warm", True), ("scheduler", False), ("worker", False)],
+)
+def test_a_command_without_an_engine_of_its_own_names_the_one_that_takes_a_role(
+    command: str, is_refused: bool
+) -> None:
+    config = configuration(scheduler={"role": "decode"})
+    if is_refused:
+        said = f"`penstock scheduler` takes it, `penstock {command}` does not"
+        with pytest.raises(ConfigError, match=said):
+            check_roles(command, config)
+    else:
+        check_roles(command, config)

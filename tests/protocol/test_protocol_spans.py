@@ -128,7 +128,7 @@ def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
 
 def stages() -> list[Stage]:
     """Of each form: a stage, one that failed, requests with a parent and without one."""
-    facts = {"a": 7, "b": True, "c": 0.5, "d": "é", "e": ["stop", "length"]}
+    facts = {"z": -1, "a": 7 << 40, "b": True, "c": 0.5, "d": "é", "e": ["stop", "length"]}
     stage = Stage("encode", SAMPLED, 1.5, 2.25, facts, "")
     failed = Stage("route", SAMPLED, 2.0, 1.0, {}, "ValueError")
     root = Stage("chat m", f"00-{TRACE}-{0:016x}-01", 1.0, 3.0, facts, "timeout_error")
@@ -140,8 +140,8 @@ def stages() -> list[Stage]:
 
 @pytest.mark.parametrize("stage", stages(), ids=["stage", "failed", "root", "child"])
 def test_what_is_written_is_what_the_sdk_writes(stage: Stage) -> None:
-    written, facts = otlp.Span(), BoundedAttributes(4, stage.facts)
-    stage.write(written, 0xCD, facts, 10**18)
+    facts = BoundedAttributes(5, stage.facts)
+    written = otlp.Span.FromString(stage.encoded(0xCD, facts, 10**18))
     same = stage.sdk_span(0xCD, facts, 10**18, Resource({}))
     (expected,) = encode_spans([same]).resource_spans[0].scope_spans[0].spans
     if not stage.error:

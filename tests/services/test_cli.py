@@ -155,7 +155,7 @@ def test_cli_an_unknown_command_names_those_that_there_are(
     assert cli.main(["sevre"]) == 2
     text = capsys.readouterr().err
     assert "'sevre'" in text
-    assert "serve, router, tokenizer, scheduler, worker, keeper, frontend, version" in text
+    assert "serve, router, tokenizer, scheduler, worker, keeper, holder, frontend, version" in text
 
 
 def test_cli_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from simulated_cluster import Cluster, TokenizerNode
@@ -15,6 +16,8 @@ from simulated_engine import EngineNode, EngineTraits, SchedulerNode, WorkerNode
 from simulated_keeper import KeeperNode
 from simulated_network import Node, World
 from test_simulated_cluster import check, check_forgotten, finish, load, seeds
+
+from penstock.services.scheduler import hand_overs
 
 KEPT = EngineTraits(kept_bytes=1 << 20)
 TIGHT = replace(KEPT.with_limits(num_blocks=40, max_model_len=120), kept_bytes=1 << 13)
@@ -60,7 +63,9 @@ def test_prompts_are_computed_by_one_engine_and_go_on_at_the_other_with_their_te
     check(cluster, records)
     check_forgotten(cluster)
     assert handed_over(cluster) > 20
-    assert sum(bool(record.hand_overs) for record in records) > 20
+    handed = [record for record in records if record.hand_overs]
+    assert len(handed) > 20
+    assert all(record.starts.keys() == record.tokens.keys() for record in handed)
     assert continuations(cluster) == 0, "nothing was lost"
     core = scheduler(cluster, "decode").core
     counts = core.counters
@@ -102,6 +107,47 @@ def test_lost_late_and_doubled_messages_cost_time_but_no_text(seed: int) -> None
     records = load(cluster, 50, 8.0, cancel=0.2)
     finish(cluster, records, 100.0)
     check(cluster, records, may_reject=True)
+
+
+SLOW = replace(KEPT, step_seconds=0.1)
+"""Streams last for seconds."""
+
+
+def test_streams_of_a_lost_decode_engine_are_handed_over_to_the_one_in_its_place() -> None:
+    cluster = Cluster(World(1), SLOW, roles=APART)
+    records = load(cluster, 20, 1.0)
+    cluster.world.run(cluster.world.now + 2.0)
+    assert handed_over(cluster)
+    lost = scheduler(cluster, "decode")
+    end(cluster, SchedulerNode, "decode", for_good=True)
+    cluster.world.after(1.0, lambda: lost.replacement() and None)
+    finish(cluster, records, 100.0)
+    check(cluster, records)
+    assert any(record.hand_overs > 1 for record in records)
+
+
+def test_a_decode_engine_is_handed_no_more_than_it_has_room_for() -> None:
+    few = replace(KEPT.with_limits(max_num_seqs=3), step_seconds=0.02)
+    cluster = Cluster(World(1), few, roles=APART)
+    records = load(cluster, 40, 6.0)
+    finish(cluster, records, 100.0)
+    check(cluster, records)
+    decode = scheduler(cluster, "decode").scheduler
+    assert handed_over(cluster) > 5
+    assert decode.metrics.counter("hand_overs_returned_total").value == 0
+    assert continuations(cluster) == 0
+
+
+def test_what_finds_no_room_goes_on_at_the_prefill_engine() -> None:
+    few = replace(KEPT.with_limits(max_num_seqs=3), step_seconds=0.02)
+    cluster = Cluster(World(1), few, roles=APART)
+    decode = scheduler(cluster, "decode").scheduler
+    with patch.object(hand_overs, "_holds", lambda *_: True):  # it believes in room that is gone
+        records = load(cluster, 40, 6.0)
+        finish(cluster, records, 100.0)
+    check(cluster, records)
+    assert decode.metrics.counter("hand_overs_returned_total").value > 0
+    assert continuations(cluster) == 0, "nothing was lost"
 
 
 @pytest.mark.parametrize("role", APART)

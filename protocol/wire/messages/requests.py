@@ -163,9 +163,9 @@ class RequestHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An engine had taken it before: nothing is refused any more that was not then."""
     speculation: bool = True
     """Its tokens may be drafted, where its engine does so."""
-    prefilled: bool = False
-    """A prefill engine has computed its prompt and handed it over: the blocks are kept, and its
-    engine loads them."""
+    hand_overs: int = 0
+    """How often an engine has handed it over to another: the blocks are kept, and whoever has it
+    now loads them."""
     deterministic: bool = False
     """The answer of its seed has the same bits in any batch: its engine is one that ``repeats``."""
     virtual_tokens: int = 0
@@ -396,5 +396,5 @@ class Unknown(msgspec.Struct, frozen=True, array_like=True, tag=27, gc=False):
     failures: list[int] = []
     """Steps that died with each since its last token; 0: it only waited. Empty: nobody knows."""
     prefilled: bool = False
-    """Nothing was lost: a prefill engine has computed their prompts, whose blocks are kept, and
-    hands them over to an engine that decodes."""
+    """Nothing was lost: their prompts are computed, the blocks are kept, and an engine hands them
+    over to another, as one that decodes, or has room."""

@@ -20,7 +20,9 @@ from penstock.services.worker.adapters.model_adapters import Coming, ModelAdapte
 LOAD_SECONDS = 600.0
 """An adapter that is loaded is read for so long, at most; frontends wait as long for it."""
 AGAIN_SECONDS = 30.0
-"""The same of one that is read again, for requests that wait."""
+"""The same of one that is read again, for requests that wait, …"""
+HUNG_SECONDS = 5.0
+"""… and while another one is not read, although it was given up."""
 
 
 class _Wanted(NamedTuple):
@@ -29,11 +31,8 @@ class _Wanted(NamedTuple):
     replaces: bool = False
     again: str = ""
     """Digest of one that is loaded, and in memory no more."""
-
-    @property
-    def seconds(self) -> float:
-        """How long it may take."""
-        return AGAIN_SECONDS if self.again else LOAD_SECONDS
+    seconds: float = LOAD_SECONDS
+    """How long it may take."""
 
     @property
     def stuck(self) -> str:
@@ -58,8 +57,9 @@ class _Filled(NamedTuple):
 
 
 class AdapterLoader:
-    """Reads one adapter at a time in a thread of its own, and fills one place at a time in another;
-    the steps' thread takes note of what was done, which takes it microseconds."""
+    """Reads one adapter at a time in a thread of its own, others beside one that takes long, and
+    fills one place at a time in another thread; the steps' thread takes note of what was done,
+    which takes it microseconds."""
 
     def __init__(self, adapters: ModelAdapters, max_rank: int) -> None:
         """max_rank: ``--max-lora-rank``."""
@@ -80,7 +80,10 @@ class AdapterLoader:
 
     def load(self, asked: LoadAdapter, *, replaces: bool = False) -> None:
         """replaces: there is one of that name, which leaves for it."""
-        self._reads.begin(_Wanted(Path(asked.folder), asked.name, replaces))
+        self._begin(_Wanted(Path(asked.folder), asked.name, replaces))
+
+    def _begin(self, wanted: _Wanted) -> None:
+        self._reads.begin(wanted, wanted.seconds)
 
     def _read(self, wanted: _Wanted) -> _Read:
         try:
@@ -96,10 +99,7 @@ class AdapterLoader:
     def finished(self) -> list[AdapterLoaded]:
         """What has been loaded since the last call, or could not be."""
         found = []
-        given_up = [
-            _Read(wanted, reason=wanted.stuck)
-            for wanted in self._reads.overdue(lambda wanted: wanted.seconds)
-        ]
+        given_up = [_Read(wanted, reason=wanted.stuck) for wanted in self._reads.overdue()]
         for read in (*self._reads.finished(), *given_up):
             if read.wanted.again:
                 self._held_again(read, read.wanted.again)
@@ -108,7 +108,7 @@ class AdapterLoader:
         return found
 
     def _loaded(self, read: _Read) -> AdapterLoaded:
-        folder, name, replaces, _ = read.wanted
+        folder, name, replaces = read.wanted[:3]
         if read.updates is None:
             return AdapterLoaded(name, str(folder), reason=read.reason)
         try:
@@ -149,7 +149,8 @@ class AdapterLoader:
             self._answer(digest, stuck[0].stuck)
         elif digest not in self._again:
             self._again.add(digest)
-            self._reads.begin(_Wanted(adapters.folders[digest], again=digest))
+            seconds = HUNG_SECONDS if self._reads.stuck else AGAIN_SECONDS
+            self._begin(_Wanted(adapters.folders[digest], again=digest, seconds=seconds))
 
     def _place(self, digest: str) -> None:
         """Begin to fill a place with an adapter, unless that has begun."""

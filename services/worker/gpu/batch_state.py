@@ -9,7 +9,6 @@ kernel. A step that changes nothing sends nothing.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,6 +35,61 @@ def _padded(count: int, unit: int = _ALIGNMENT) -> int:
     return -(-count // unit) * unit
 
 
+def _sizes(entries: int, slots: int) -> dict[str, int]:
+    """Numbers of each array, in their order. entries: of all block tables."""
+    of_slots = (
+        "last_token", "position", "num_output", "seed_low", "seed_high", "rows", "sample_index",
+        "sample_slots", "shared_length", *ASKED_NUMBERS, *ASKED_SHARES,
+    )  # fmt: skip
+    sizes = {"tables": entries} | dict.fromkeys(of_slots, slots)
+    return sizes | {"shared_slot": 1, "unread": 1}
+
+
+class Changes:
+    """Numbers of an array on the device that a step changes: gathered, and sent in one copy."""
+
+    def __init__(self, array: Tensor) -> None:
+        self._array, self._pinned = array, array.is_cuda
+        self._places: list[IntArray] = []
+        self._values: list[IntArray] = []
+        self._ring = [self._host_buffer(_FIRST_CHANGES) for _ in range(RING)]
+        self._device = torch.empty(_FIRST_CHANGES, dtype=torch.int32, device=array.device)
+
+    def _host_buffer(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.int32, pin_memory=self._pinned)
+
+    def add(self, places: IntArray, values: IntArray) -> None:
+        """places: in the array, each once in a step; values: as many, unsigned words as such."""
+        self._places.append(places)
+        self._values.append(values)
+
+    def clear(self) -> None:
+        """A step begins."""
+        self._places.clear()
+        self._values.clear()
+
+    def send(self, ring: int) -> None:
+        """Write what the step has added. ring: which host buffer is free."""
+        if not self._places:
+            return
+        count = sum(map(len, self._places))
+        if 2 * count > len(self._ring[ring]):
+            self._ring[ring] = self._host_buffer(4 * count)
+        if 2 * count > len(self._device):
+            self._device = torch.empty(4 * count, dtype=torch.int32, device=self._array.device)
+        host = self._ring[ring]
+        packed = host.numpy()
+        packed[:count] = np.concatenate(self._places)
+        packed[count : 2 * count] = np.concatenate(self._values)  # unsigned words keep their bits
+        self._device[: 2 * count].copy_(host[: 2 * count], non_blocking=True)
+        scatter(self._array, self._device, count)
+
+    def warm_up(self, place: int) -> None:
+        """Run the kernel that writes changes, on the number at a place that nothing reads."""
+        self._device[0] = place
+        scatter(self._array, self._device, 1)
+
+
 class BatchState:
     """Device arrays, each a view of one; see the attributes. Lists of slots end with -1."""
 
@@ -44,18 +98,10 @@ class BatchState:
         count, width = slots.blocks.tables[0].shape
         self._slots = slots
         self._width = _padded(width, 4)
-        self._places: dict[str, int] = {}
-        sizes = {"tables": self._groups * count * self._width}
-        for name in ("last_token", "position", "num_output", "seed_low", "seed_high",
-                     "rows", "sample_index", "sample_slots", "shared_length",
-                     *ASKED_NUMBERS, *ASKED_SHARES):  # fmt: skip
-            sizes[name] = count
-        sizes["shared_slot"] = sizes["unread"] = 1
-        total = 0
-        for name, size in sizes.items():
-            self._places[name] = total
-            total += _padded(size)
-        self._array = torch.zeros(total, dtype=torch.int32, device=device)
+        sizes = _sizes(self._groups * count * self._width, count)
+        ends = np.cumsum([_padded(size) for size in sizes.values()]).tolist()
+        self._places: dict[str, int] = dict(zip(sizes, [0, *ends[:-1]], strict=True))
+        self._array = torch.zeros(ends[-1], dtype=torch.int32, device=device)
 
         def view(name: str) -> Tensor:
             place = self._places[name]
@@ -88,10 +134,7 @@ class BatchState:
         """Whether it looks for a prefix that rows share: only where a kernel can read it once."""
         self.is_shared = False
         """Whether the last step's rows share a prefix that is worth a pass of its own."""
-        self.rows.fill_(-1)
-        self.sample_slots.fill_(-1)
         self.shared_slot.fill_(-1)
-        self.sample_index.copy_(torch.arange(count, dtype=torch.int32))
         nothing = np.full(count, -1, np.int64)
         self._padding = {
             "rows": nothing, "sample_slots": nothing, "sample_index": np.arange(count)
@@ -99,9 +142,9 @@ class BatchState:
         """What follows each list: a logits row that is no one's is made from the row at its
         place, so that nothing is moved for it."""
         self._lists = {name: padding.copy() for name, padding in self._padding.items()}
-        self._pinned = device.type == "cuda"
-        self._ring = [self._host_buffer(_FIRST_CHANGES) for _ in range(RING)]
-        self._device_changes = torch.empty(_FIRST_CHANGES, dtype=torch.int32, device=device)
+        for name, padding in self._padding.items():
+            view(name).copy_(torch.from_numpy(padding))
+        self._changes = Changes(self._array)
         self._decoding: IntArray | None = None
         self._sampled: IntArray | None = None
         self._compared: IntArray | None = None
@@ -118,13 +161,9 @@ class BatchState:
         for current in self._lists.values():
             current.fill(-2)
 
-    def _host_buffer(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.int32, pin_memory=self._pinned)
-
     def warm_up(self) -> None:
         """Run the kernel that writes changes, on a number that nothing reads."""
-        self._device_changes[0] = self._places["unread"]
-        scatter(self._array, self._device_changes, 1)
+        self._changes.warm_up(self._places["unread"])
 
     def correct(self, slots: IntArray) -> None:
         """These decoding slots went on by other than one token: the next step sends what the host
@@ -137,48 +176,34 @@ class BatchState:
         sample_rows: the step's row of each entry of ``step.sampled``, and of further rows that
         logits are wanted of; ring: which host buffer, 0 … ``RING`` - 1, is free.
         """
-        places: list[npt.NDArray[np.int64]] = []
-        values: list[npt.NDArray[np.int64]] = []
-        self._add_slots(step, places, values)
+        self._changes.clear()
+        self._add_slots(step)
         if len(self._corrected):
-            self._add_corrections(places, values)
+            self._add_corrections()
             self._corrected = np.zeros(0, np.int64)
         for slot, first, blocks in self._slots.blocks.appended:
-            self._add_blocks(slot, first, np.array(blocks, np.int64), places, values)
+            self._add_blocks(slot, first, np.array(blocks, np.int64))
         if step.decoding is not self._decoding:
             self._decoding = step.decoding
-            self._change_list("rows", step.decoding, places, values)
+            self._change_list("rows", step.decoding)
         if step.sampled is not self._sampled:
             self._sampled = step.sampled
-            self._change_list("sample_slots", step.sampled, places, values)
-            self._change_list("sample_index", sample_rows, places, values)
+            self._change_list("sample_slots", step.sampled)
+            self._change_list("sample_index", sample_rows)
         if self.finds_shared and step.decoding is not self._compared and not step.chunks:
             self._compared = step.decoding
-            self._change_shared(shared_rows(self._slots, step.decoding), places, values)
-        if places:
-            self._send(np.concatenate(places), np.concatenate(values), ring)
+            self._change_shared(shared_rows(self._slots, step.decoding))
+        self._changes.send(ring)
 
-    def _add_blocks(
-        self,
-        slot: int,
-        first: int,
-        blocks: IntArray,
-        places: list[npt.NDArray[np.int64]],
-        values: list[npt.NDArray[np.int64]],
-    ) -> None:
+    def _add_blocks(self, slot: int, first: int, blocks: IntArray) -> None:
         """Entries of a slot's tables from ``first`` on, one of each group for each stretch."""
         for group in range(self._groups):
             begin = (group * len(self.rows) + slot) * self._width + first
             one = blocks[group :: self._groups]
-            places.append(np.arange(begin, begin + len(one)))
-            values.append(self.pages * np.maximum(one, 0))  # what is not there is not read
+            # What is not there is not read.
+            self._changes.add(np.arange(begin, begin + len(one)), self.pages * np.maximum(one, 0))
 
-    def _add_slots(
-        self,
-        step: PlannedStep,
-        places: list[npt.NDArray[np.int64]],
-        values: list[npt.NDArray[np.int64]],
-    ) -> None:
+    def _add_slots(self, step: PlannedStep) -> None:
         slots = self._slots
         if slots.added:
             added = np.array(slots.added, np.int64)
@@ -189,46 +214,30 @@ class BatchState:
                 ("seed_low", (bases & np.uint64(0xFFFFFFFF)).astype(np.int64)),
                 ("seed_high", (bases >> np.uint64(32)).astype(np.int64)),
             ):
-                places.append(self._places[name] + added)
-                values.append(column)
+                self._changes.add(self._places[name] + added, column)
         begun = step.sampled[len(step.decoding) :]
         if len(begun) and step.drafts is None:
             # The kernel that commits the token makes it the position after the prompt.
-            places.append(self._places["position"] + begun)
-            values.append(slots.position[begun] - 1)
+            self._changes.add(self._places["position"] + begun, slots.position[begun] - 1)
 
-    def _add_corrections(
-        self, places: list[npt.NDArray[np.int64]], values: list[npt.NDArray[np.int64]]
-    ) -> None:
+    def _add_corrections(self) -> None:
         slots = self._slots
         corrected = np.setdiff1d(self._corrected, slots.added) if slots.added else self._corrected
         for name in ("last_token", "position", "num_output"):
-            places.append(self._places[name] + corrected)
-            values.append(getattr(slots, name)[corrected].astype(np.int64))
+            column = getattr(slots, name)[corrected].astype(np.int64)
+            self._changes.add(self._places[name] + corrected, column)
 
-    def _change_list(
-        self,
-        name: str,
-        wanted: IntArray,
-        places: list[npt.NDArray[np.int64]],
-        values: list[npt.NDArray[np.int64]],
-    ) -> None:
+    def _change_list(self, name: str, wanted: IntArray) -> None:
         """Make a device list ``wanted``, followed by padding; only what differs is sent."""
         current = self._lists[name]
         target = self._padding[name].copy()
         target[: len(wanted)] = wanted
         differs = np.flatnonzero(target != current)
         if len(differs):
-            places.append(self._places[name] + differs)
-            values.append(target[differs])
+            self._changes.add(self._places[name] + differs, target[differs])
             self._lists[name] = target
 
-    def _change_shared(
-        self,
-        found: SharedRows,
-        places: list[npt.NDArray[np.int64]],
-        values: list[npt.NDArray[np.int64]],
-    ) -> None:
+    def _change_shared(self, found: SharedRows) -> None:
         """Make ``found`` what the device knows as shared."""
         self.is_shared = found.positions > 0
         if not self.is_shared:
@@ -239,29 +248,10 @@ class BatchState:
         differs = np.flatnonzero(target != self._shared)
         if len(differs):
             last = len(target) - 1
-            places.append(
-                np.where(
-                    differs == last,
-                    self._places["shared_slot"],
-                    self._places["shared_length"] + differs,
-                )
+            places = np.where(
+                differs == last,
+                self._places["shared_slot"],
+                self._places["shared_length"] + differs,
             )
-            values.append(target[differs])
+            self._changes.add(places, target[differs])
             self._shared = target
-
-    def _send(
-        self, places: npt.NDArray[np.int64], values: npt.NDArray[np.int64], ring: int
-    ) -> None:
-        count = len(places)
-        if 2 * count > len(self._ring[ring]):
-            self._ring[ring] = self._host_buffer(4 * count)
-        if 2 * count > len(self._device_changes):
-            self._device_changes = torch.empty(
-                4 * count, dtype=torch.int32, device=self._array.device
-            )
-        host = self._ring[ring]
-        packed = host.numpy()
-        packed[:count] = places
-        packed[count : 2 * count] = values  # unsigned words keep their bits
-        self._device_changes[: 2 * count].copy_(host[: 2 * count], non_blocking=True)
-        scatter(self._array, self._device_changes, count)

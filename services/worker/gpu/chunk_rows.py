@@ -98,11 +98,8 @@ class ChunkRows:
                 sampled.append(row - 1)
                 ends.append((row - 1, 1, chunk.slot, chunk.start + count - 1))
         tokens[row:] = 0
-        # The least work first: kernels begin with the last.
-        order = np.argsort(tiles[1, :tile] + tiles[3, :tile], kind="stable")
-        tiles[:, :tile] = tiles[:, order]
-        tiles[1, tile:] = 0
         self.num_tiles = tile
+        _sort_tiles(tiles, tile)
         if every_row or self.hands_on:
             last_tiles[:] = tiles
         else:
@@ -123,3 +120,11 @@ class ChunkRows:
         firsts[:] = ends[-1] if self.fit else 0
         firsts[: len(counts)] = ends[:-1] if self.fit else 0
         slots[: len(counts)] = [chunk.slot for chunk in step.chunks]
+
+
+def _sort_tiles(tiles: IntArray, count: int) -> None:
+    """Put those with the least work first: kernels begin with the last. tiles: [4, N], of which
+    ``count`` are a step's; the others become empty."""
+    order = np.argsort(tiles[1, :count] + tiles[3, :count], kind="stable")
+    tiles[:, :count] = tiles[:, order]
+    tiles[1, count:] = 0

@@ -83,9 +83,7 @@ class GpuDecoder(StepDecoder):
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
         slots, eps = len(state.rows), config.rms_norm_eps
-        self._quantized = weights.lm_head.quantized or any(
-            linear.quantized for layer in weights.layers for linear in layer.linears
-        )
+        self._quantized = weights.quantized
         self.space = make_workspace(config, max_rows, slots, dtype, device)
         stored = all(
             layer.query_norm is None or layer.query_norm.dtype == dtype for layer in weights.layers

@@ -77,6 +77,18 @@ class OneShotSums:
         self._words[STOP] = 1
 
 
+def _own_memory(place: RankPlace, like: Tensor, rows: int) -> PeerMemory:
+    """Memory for the rows of all ranks. Raises ``NoPeerMemory`` where there can be none."""
+    width, dtype = like.shape[1], like.dtype
+    if place.shares > MOST_RANKS:
+        raise NoPeerMemory(f"{place.shares} ranks share a layer, and it is for {MOST_RANKS}")
+    if not rows:
+        raise NoPeerMemory(f"it does not take rows of {width} {dtype}")
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)  # so that this thread has a context
+    return PeerMemory(memory_bytes(place.shares, rows, width, dtype), empty_word(dtype))
+
+
 def connect_one_shot(
     meeting: Meeting, place: RankPlace, like: Tensor, most_bytes: int = 0
 ) -> OneShotSums | str:
@@ -92,14 +104,7 @@ def connect_one_shot(
     made: list[PeerMemory] = []
 
     def offer() -> _Said:
-        if place.shares > MOST_RANKS:
-            raise NoPeerMemory(f"{place.shares} ranks share a layer, and it is for {MOST_RANKS}")
-        if not rows:
-            raise NoPeerMemory(f"it does not take rows of {width} {dtype}")
-        if like.is_cuda:
-            torch.cuda.synchronize(like.device)  # so that this thread has a context
-        memory = PeerMemory(memory_bytes(place.shares, rows, width, dtype), empty_word(dtype))
-        made.append(memory)
+        made.append(memory := _own_memory(place, like, rows))
         host = _BOOT.read_text().strip()
         return _Said(host=host, rows=rows, handle=memory.handle())
 

@@ -100,6 +100,12 @@ class DenseWeights(msgspec.Struct):
     lm_head: Linear
     """Its weight is the embedding itself when tied."""
 
+    @property
+    def quantized(self) -> bool:
+        """Whether any of the products is."""
+        linears = (linear for layer in self.layers for linear in layer.linears)
+        return self.lm_head.quantized or any(linear.quantized for linear in linears)
+
 
 def specification_of(config: DenseConfig) -> ModelSpecification:
     """A model with these dimensions and options."""

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention_backend import CacheShape
 from penstock.kernels.kv_cache import clear_places
 from penstock.kernels.sampling import SamplingRows, sample
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
@@ -31,7 +30,7 @@ from penstock.services.worker.plain_attention import REFERENCE
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedStep
 from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.proposer import Draft
-from penstock.services.worker.step_inputs import AttendedCache, InputBuilder, RowPadding
+from penstock.services.worker.step_inputs import InputBuilder, RowPadding, attended_caches
 
 
 class ModelDrafter(ABC):
@@ -66,25 +65,12 @@ class ModelDrafter(ABC):
         grouped = LayerGroups([], len(caches), [(0, place) for place in range(len(caches))])
         with torch.inference_mode():
             self._memory = KVMemory(caches, grouped, blocks, capacity.block_size, dtype, device)
-        distinct = list(dict.fromkeys(caches))
-        attended = [
-            AttendedCache(
-                0,
-                CacheShape(
-                    cache.num_kv_heads, blocks, capacity.block_size, cache.head_dim,
-                    cache.num_heads, dtype, False, cache.window, cache.softcap, cache.chunk,
-                    first_position,
-                ),
-                cache.score_scale,
-                REFERENCE,
-                cache.besides,
-            )
-            for cache in distinct
-        ]  # fmt: skip
+        attended, of_layers = attended_caches(
+            caches, grouped, REFERENCE, blocks, capacity.block_size, dtype, first=first_position
+        )
         self.inputs = InputBuilder(
-            slots, attended, [distinct.index(cache) for cache in caches], self._memory.layers,
-            rows, capacity.num_blocks, device,
-        )  # fmt: skip
+            slots, attended, of_layers, self._memory.layers, rows, capacity.num_blocks, device
+        )
 
     def begin(self, slot: int, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes) -> None:
         """See ``SpeculativeProposer``, for all methods up to ``clear``. What follows virtual tokens

@@ -74,11 +74,12 @@ def test_status_tells_the_processes_and_what_they_do_now(server: Served, asked: 
 
 def test_what_status_does_not_understand_of_an_answer_is_left_out_and_named() -> None:
     process = {"service": "worker", "pid": 7, "phase": "ready", "load": 0, "host": "h"}
+    engine = {**process, "service": "scheduler", "engine": "1", "role": "decode"}
     state = {
         "version": 3, "ready": True, "running": "many", "kv_blocks_total": 10, "unknown": [1],
         "time_to_first_token_s": {"p50": None}, "inter_token_latency_s": {"p50": 0.1, "p99": 0.2},
         "requests_finished": {"stop": []}, "models": [{"name": "m"}, "no model"],
-        "processes": [process, {"service": "router"}, 5],
+        "processes": [process, {"service": "router"}, 5, engine],
     }  # fmt: skip
     with scripted_api() as api:
         api.whole["/playground/status"] = state
@@ -95,7 +96,8 @@ def test_what_status_does_not_understand_of_an_answer_is_left_out_and_named() ->
         "version", "running", "requests_finished", "time_to_first_token_s", "models[1]",
         "processes[1]", "processes[2]",
     }  # fmt: skip
-    assert as_json["processes"] == [process]
+    assert as_json["processes"] == [process, engine]
+    assert "scheduler 1 (decode) " in done.stdout
     assert "not understood: the answer is no JSON object" in none.stdout
 
 

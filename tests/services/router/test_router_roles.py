@@ -110,6 +110,17 @@ def test_a_request_that_its_prefill_engine_gives_back_tries_another_before_it_as
     assert world.ask(LONG, number=77, attempt=2) == 3, "they are full: it is computed there"
 
 
+def test_what_decode_engines_give_back_tries_another_then_a_prefill_engine_then_them_again() -> (
+    None
+):
+    world = RoleWorld("prefill", "decode", "decode")
+    assert world.ask(LONG, number=77) == 1
+    places = [world.ask(LONG, number=77, attempt=n, begun=True) for n in (1, 2)]
+    assert sorted(places) == [2, 3]
+    assert world.ask(LONG, number=77, attempt=3, begun=True) == 1, "neither has room"
+    assert world.ask(LONG, number=77, attempt=4, begun=True) in (2, 3), "handed over again"
+
+
 def test_prompts_that_bring_no_tokens_go_to_prefill_engines() -> None:
     world = RoleWorld("decode", "prefill")
     for member in world.roster.members.values():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections import deque
+from weakref import ref
 
 import pytest
 from scheduler_harness import ROOMY, Engine, prompt, small
@@ -369,6 +371,21 @@ def test_an_adapter_that_is_loaded_takes_a_free_place_and_one_that_goes_frees_it
     engine.come()
     assert adapters.num_resident == 2
     engine.core.check()
+
+
+def test_what_has_ended_is_kept_by_no_place() -> None:
+    """Its prompt and its output may be long."""
+    engine = AdaptedEngine()
+    for number, adapter in enumerate("aab"):
+        engine.submit(number, prompt(9), 3, adapter=adapter)
+    (known,) = [
+        ref(one)
+        for one in engine.core._requests.get(1).open.values()  # type: ignore[union-attr]
+    ]
+    engine.run()
+    engine.assert_finished(1)
+    gc.collect()
+    assert known() is None
 
 
 def test_nobody_is_brought_for_those_who_have_gone() -> None:

@@ -8,7 +8,9 @@ import pytest
 from kept_engine import Keeper, KeptEngine
 from scheduler_harness import prompt, small
 
+from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.kv_tier import TierKeys
+from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.circuit_breaker import MOST_FAILURES, PAUSE_SECONDS
 from penstock.services.scheduler.limits import Limits
 from penstock.services.scheduler.tier_rates import LEAST_WAIT_SECONDS
@@ -50,6 +52,17 @@ def test_prompts_that_come_once_cost_no_copy_and_no_message() -> None:
     assert not engine.copies
     assert len(engine.keeper.slots) == said
     assert engine.tier.counters.loads == 0
+
+
+@pytest.mark.parametrize(("share", "stored"), [(1.0, 10), (0.25, 3), (0.0, 0)])
+def test_what_is_retained_of_a_first_prompt_is_stored_and_the_rest_by_the_rule(
+    share: float, stored: int
+) -> None:
+    engine = KeptEngine(LIMITS, Keeper(), shares=CacheShares(share))
+    for number in range(2):
+        engine.submit(number, prompt(40), 2, retain=[RetainedSpan(40, 300)])
+        engine.run()
+        assert len(engine.keeper.by_key) == (9 if number and stored < 9 else stored)
 
 
 @pytest.mark.parametrize("length", [9, 40])
@@ -149,7 +162,7 @@ def engine_with_kept_prompts(limits: Limits, count: int) -> KeptEngine:
         first.submit(number + 1, prompt(40, 50 * number), 2)
         first.run()
     engine = KeptEngine(limits, keeper)
-    engine.core._prefill_budget.observe(0, 1000, 1e-3)
+    engine.core.prefill_budget.observe(0, 1000, 1e-3)
     return engine
 
 
@@ -235,7 +248,7 @@ def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
     keeper = Keeper()
     ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)
     engine = KeptEngine(LIMITS, keeper)
-    engine.core._prefill_budget.observe(0, 1000, 1e-5)
+    engine.core.prefill_budget.observe(0, 1000, 1e-5)
     engine.tier.rates.load = 1.0
     ask_in_turn(engine, 1)
     assert engine.tier.counters.slow == 3

@@ -22,7 +22,8 @@ class Engine:
     def tick(self, running: int = 0, waiting: int = 0, blocks: int = 0) -> None:
         self.now += TICK
         stats = SchedulerStats(
-            running, waiting, {}, waiting, running + waiting, 200, blocks, 0, 0, 0, self.counters
+            *(running, waiting, {}, waiting, 0, running + waiting),
+            *(200, blocks, 0, 0, 0, self.counters),
         )
         self._line.look(stats, self.now)
 

@@ -33,7 +33,7 @@ from penstock.services.tokenizer.choice_stream import ChoiceStream
 from penstock.services.tokenizer.preparation import prepare
 from penstock.services.tokenizer.text_model import TextModel
 
-MAINTAINED = {"age", "time_left", "accepted", "prefilled"}
+MAINTAINED = {"age", "time_left", "accepted", "hand_overs"}
 """What each process brings up to date when it sends a request on."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 
 import msgspec
 import pytest
@@ -57,6 +58,13 @@ class Cache:
         """Somebody else needs blocks for a moment."""
         self.blocks.release(self.blocks.allocate(count))
         self.blocks.check([])
+
+
+def retained(cache: Cache) -> dict[str, int]:
+    """Blocks of each chain that are."""
+    marks = cache.blocks.retained.marks.values()
+    names = [name for run in dict.fromkeys(marks) for name in run.names[: run.live]]
+    return dict(sorted(Counter(chr(name[0]) for name in names).items()))
 
 
 def test_retained_blocks_are_reused_after_all_others_and_still_before_anybody_waits() -> None:
@@ -147,6 +155,34 @@ def test_a_tenant_has_its_share_of_what_is_retained() -> None:
     assert cache.blocks.num_retained == 8
     cache.need(8)
     assert (cache.found("a"), cache.found("b")) == (4, 4)
+
+
+def test_of_several_tenants_one_that_has_more_than_an_equal_part_makes_room() -> None:
+    """Of 12 places: ann has all of them while she is alone."""
+    cache = Cache(60, retained=0.2)
+    for letter, length in (("a", 4), ("b", 8), ("c", 3), ("d", 4), ("e", 9)):
+        cache.put(letter, length)
+    cache.retain("a", 4, HOUR, tenant="ann")
+    cache.retain("b", 8, HOUR, now=1.0, tenant="ann")
+    assert cache.blocks.num_retained == 12
+    cache.retain("c", 3, now=2.0, tenant="bob")
+    assert retained(cache) == {"a": 1, "b": 8, "c": 3}, "her oldest end"
+    cache.retain("d", 4, HOUR, now=3.0, tenant="ann")
+    assert retained(cache) == {"b": 5, "c": 3, "d": 4}, "and hers again, not his older ones"
+    cache.retain("e", 9, HOUR, now=4.0, tenant="bob")
+    assert retained(cache) == {"b": 2, "d": 4, "e": 6}
+
+
+def test_what_several_tenants_share_is_no_part_of_any() -> None:
+    cache = Cache(40, retained=0.2)
+    for letter, length in (("a", 6), ("b", 2), ("c", 2)):
+        cache.put(letter, length)
+    for now, tenant in enumerate(("ann", "bob")):
+        cache.retain("a", 6, now=now, tenant=tenant)
+    cache.retain("b", 2, now=2.0, tenant="ann")
+    cache.retain("a", 6, now=3.0, tenant="bob")
+    cache.retain("c", 2, now=4.0, tenant="bob")
+    assert retained(cache) == {"a": 6, "c": 2}, "it is the oldest mark that ends"
 
 
 def test_what_is_let_go_is_reused_first_and_its_end_before_its_beginning() -> None:

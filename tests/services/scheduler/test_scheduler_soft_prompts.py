@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from kept_engine import Keeper, KeptEngine
 from scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.prefix_digest import BOUNDARIES, chain_root, extended, split
@@ -102,3 +103,30 @@ def test_an_engine_tells_how_many_an_adapter_has() -> None:
     adapters.load(AdapterPlace("soft", "/f", "1"))
     adapters.answered(1, AdapterLoaded("soft", "/f", "d1", virtual_tokens=20), 0.0)
     assert adapters.adapters == [Adapter("soft", "d1", 20)]
+
+
+def test_blocks_that_are_kept_outside_are_found_with_the_same_soft_prompt_alone() -> None:
+    """Blocks of 4: 6 virtual tokens and 21 others are 6 whole blocks, and 18 tokens of a client."""
+    keeper, limits = Keeper(), small(num_blocks=64)
+    first = KeptEngine(limits, keeper, after=1)
+    first.submit(1, prompt(21), virtual=6, max_tokens=4)
+    first.run()
+    for virtual, found in ((6, 18), (0, 0)):
+        other = KeptEngine(limits, keeper, after=1)
+        other.submit(1, prompt(21), virtual=virtual, max_tokens=4)
+        other.run()
+        other.assert_finished(1)
+        assert other.streams[1, 0].cached == found
+        assert other.tier.counters.hits == (6 if found else 0)
+
+
+@pytest.mark.parametrize("num_blocks", [12, 14])
+def test_what_a_soft_prompt_lost_by_preemption_comes_from_outside(num_blocks: int) -> None:
+    """The simulated worker refuses wrong content, and streams compare each token."""
+    engine = KeptEngine(small(num_blocks=num_blocks), Keeper(), after=1)
+    for number in range(4):
+        engine.submit(number, prompt(11, 7 * number), virtual=5 * (number % 2), max_tokens=20)
+    engine.run()
+    for number in range(4):
+        engine.assert_finished(number)
+    assert engine.core.counters.preemptions and engine.tier.counters.hits

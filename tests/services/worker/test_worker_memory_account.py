@@ -31,7 +31,6 @@ from penstock.protocol.config import CacheConfig, Config, ConfigError, ModelConf
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.worker import model_executor, plain_memory, plan
 from penstock.services.worker.gpu import batch_state, compressed_layers, static_memory
-from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.logprob_rows import GpuLogprobs
@@ -228,7 +227,7 @@ def device_memory(monkeypatch: pytest.MonkeyPatch) -> PretendedMemory:
     for owner, name in (
         (GpuExecutor, "_host"),
         (ChunkRows, "host_buffer"),
-        (BatchState, "_host_buffer"),
+        (batch_state.Changes, "_host_buffer"),
         (GpuLogprobs, "_on_host"),
     ):
         monkeypatch.setattr(owner, name, memory.of_host(getattr(owner, name)))

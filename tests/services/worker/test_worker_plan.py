@@ -27,6 +27,7 @@ from penstock.services.worker import model_memory, plan
 from penstock.services.worker.gpus import GPUS, gpu_named
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.memory_account import GIB, TOLERANCE
+from penstock.services.worker.role_plan import engines_with_roles
 
 Folder = Callable[[str], Path]
 LLAMA_70B: dict[str, Any] = {
@@ -256,3 +257,17 @@ def test_a_plan_refuses_kv_memory_of_a_byte_where_a_worker_does(tmp_path: Path) 
     assert (
         "--kv-cache-dtype fp8 needs a GPU of compute capability 8.9, and this one has 8.0" in text
     )
+
+
+def test_a_plan_names_the_engines_of_each_role_and_what_the_keeper_takes() -> None:
+    config = Config()
+    assert engines_with_roles(config) == []
+    apart = replace(
+        config,
+        launch=replace(config.launch, prefill_engines=1, decode_engines=2),
+        cache=replace(config.cache, kv_tier_memory_bytes=2 << 30),
+    )
+    (_, line) = engines_with_roles(apart)
+    assert "Each of 3 engines" in line
+    assert "prompts: engine 0; to go on with them: engines 1 to 2" in line
+    assert "2.0 GiB" in line

@@ -13,6 +13,7 @@ import torch
 from adapter_folders import ROWS, write_adapter, write_soft_prompt
 from oracle_drafts import speculating
 from plan_driver import GREEDY, PlanDriver
+from quantized_folders import WRITERS, write_twins
 from ranks_in_threads import ranks_of
 from safetensors.torch import load_file
 from test_worker_adapters import digests_of, executor_of
@@ -22,6 +23,7 @@ from tiny_heads import tensors_of, write_head
 from tiny_models import make_model, some_prompts
 from torch import Tensor
 
+from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.sampling.logprobs import logprobs
 from penstock.protocol.config.adapters import AdapterLimits
 from penstock.protocol.model_info import BadModelFolder, read_model_info
@@ -42,8 +44,10 @@ from penstock.services.worker.adapters.checked_folder import (
 from penstock.services.worker.adapters.device_adapters import DeviceAdapters
 from penstock.services.worker.adapters.loading import load_adapters
 from penstock.services.worker.drafting_executor import DraftingExecutor
+from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.plain_attention import REFERENCE
 from penstock.services.worker.slot_history import history
 
 Folder = Callable[[str], Path]
@@ -143,6 +147,35 @@ def test_ranks_choose_the_tokens_of_one_device(
         model, tensor, pipeline, sizes, prepare=lambda one: load_adapters(config, one)
     ) as all:
         assert greedy(all, *asked, 2) == expected
+
+
+KINDS: list[KVCacheKind] = ["auto", "int8", "fp8"]
+
+
+@pytest.mark.parametrize("weights", ["none", "int8", "int4", "fp8", "gptq-4", "fp8-block"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_embeddings_of_tokens_stand_for_those_tokens(
+    weights: str, kind: KVCacheKind, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    """Whatever the types of weights, rounded while they are read or stored so, and of KV memory
+    are."""
+    model, online = tiny_folder("llama3-wide"), weights
+    if weights in WRITERS:
+        model, online = write_twins(model, tmp_path, WRITERS[weights]).quantized, "none"
+    info = read_model_info(model)
+    ahead, *prompts = some_prompts([COUNT, 9, 20])
+    decoder = load_model(info, torch.float32, CPU, print, online=online)
+    rows = decoder.weights.embedding[torch.tensor(ahead)]
+    soft = write_soft_prompt(tmp_path / "soft", COUNT, rows.shape[1], tensors={ROWS: rows})
+    load_adapters(settings_for(model, soft=soft), decoder)
+    (digest,) = digests_of(decoder)
+    executor = ModelExecutor(
+        decoder, EngineSizes(200, 8, 8, 256, 256, decoder.vocab_size), REFERENCE, kind
+    )
+    expected = greedy(executor, [[*ahead, *one] for one in prompts], ["", ""], [0, 0], 1)
+    executor.reset()
+    given = [virtual_ids(decoder, one) for one in prompts]
+    assert greedy(executor, given, [digest, digest], [COUNT, COUNT], 2) == expected
 
 
 def test_drafts_change_no_token(tiny_folder: Folder, tmp_path: Path) -> None:

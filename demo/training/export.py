@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.demo.chat import CHAT_TEMPLATE, END, SPECIAL_TOKENS
-from penstock.demo.model import Qwen3, config_json, save_json
+from penstock.demo.training.model import Qwen3, config_json, save_json
 
 MAX_SHARD_BYTES = 12_000_000
 

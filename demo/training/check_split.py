@@ -1,9 +1,9 @@
 """Is no held-out question in the training text? Makes the text again and looks.
 
-``python -m penstock.demo.check_split``: the conversations of some steps of the training against
-the questions of an evaluation, word by word: anywhere in a conversation, and as a whole where tools
-or earlier turns belong to the question. (A tool's request also occurs without that tool, with the
-answer that none fits.)
+``python -m penstock.demo.training.check_split``: the conversations of some steps of the training
+against the questions of an evaluation, word by word: anywhere in a conversation, and as a whole
+where tools or earlier turns belong to the question. (A tool's request also occurs without that
+tool, with the answer that none fits.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def overlap(count: int, seed: int, training_seed: int, steps: Sequence[int]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 if a question is in the text."""
-    parser = argparse.ArgumentParser("python -m penstock.demo.check_split", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m penstock.demo.training.check_split", description=__doc__
+    )
     parser.add_argument("--num-questions", type=int, default=200, help="of each skill")
     parser.add_argument("--eval-seed", type=int, default=1)
     parser.add_argument("--training-seed", type=int, default=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-MODEL = Path(__file__).parent / "model"
+MODEL = Path(__file__).parent.parent / "model"
 _WARMUP_STEPS = 20
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.demo.model import MLP, Qwen3, RMSNorm, Shape, rotate, save_json
+from penstock.demo.training.model import MLP, Qwen3, RMSNorm, Shape, rotate, save_json
 
 
 def captured_layers(num_layers: int) -> tuple[int, int, int]:

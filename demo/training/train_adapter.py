@@ -1,4 +1,4 @@
-"""Train an adapter of ``penstock-demo``: ``python -m penstock.demo.train_adapter FOLDER``.
+"""Train an adapter of ``penstock-demo``: ``python -m penstock.demo.training.train_adapter FOLDER``.
 
 The folder receives what peft writes. The adapter learns the skills that only adapters have
 (``penstock.demo.mixture.OF_ADAPTERS``), and a few conversations of the model's own training text,
@@ -15,20 +15,22 @@ import torch.nn.functional as functional
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from penstock.demo.adapter import adapt, save
 from penstock.demo.exchange import Random
-from penstock.demo.generate import load
 from penstock.demo.mixture import OF_ADAPTERS, conversation, question
-from penstock.demo.model import Qwen3, dense_mask
-from penstock.demo.packing import IGNORED, encode
-from penstock.demo.short_training import add_flags, descend, scheduled
+from penstock.demo.training.adapter import adapt, save
+from penstock.demo.training.generate import load
+from penstock.demo.training.model import Qwen3, dense_mask
+from penstock.demo.training.packing import IGNORED, encode
+from penstock.demo.training.short_training import add_flags, descend, scheduled
 
 _LONGEST = 56
 """Tokens of a conversation; longer ones are left out."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m penstock.demo.train_adapter", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m penstock.demo.training.train_adapter", description=__doc__
+    )
     add_flags(parser, max_cpu_seconds=800.0)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--alpha", type=float, default=16.0)

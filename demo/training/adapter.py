@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.demo.model import Qwen3, save_json
+from penstock.demo.training.model import Qwen3, save_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

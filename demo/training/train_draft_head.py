@@ -1,4 +1,5 @@
-"""Train an EAGLE-3 head for ``penstock-demo``: ``python -m penstock.demo.train_draft_head FOLDER``.
+"""Train an EAGLE-3 head for the built-in model: ``python -m penstock.demo.training.train_draft_head
+FOLDER``.
 
 The folder receives what such heads are published as; ``--speculative eagle3 --speculative-model
 FOLDER`` drafts with it. The head learns on the model's own training text. It takes minutes of one
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penstock.demo.draft_head import DraftHead, loss_of, passes_of, target_rows
-from penstock.demo.generate import load
-from penstock.demo.model import Qwen3, dense_mask
-from penstock.demo.packing import IGNORED, Packed
-from penstock.demo.short_training import add_flags, descend, scheduled
+from penstock.demo.training.draft_head import DraftHead, loss_of, passes_of, target_rows
+from penstock.demo.training.generate import load
+from penstock.demo.training.model import Qwen3, dense_mask
+from penstock.demo.training.packing import IGNORED, Packed
+from penstock.demo.training.short_training import add_flags, descend, scheduled
 
 _COUNTED = 20
 """Batches whose tokens are counted, to draft the most frequent ones."""
@@ -26,7 +27,7 @@ _COUNTED = 20
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m penstock.demo.train_draft_head", description=__doc__
+        "python -m penstock.demo.training.train_draft_head", description=__doc__
     )
     add_flags(parser, max_cpu_seconds=300.0)
     parser.add_argument("--draft-vocab", type=int, default=1024, help="tokens that it drafts")

@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from penstock.demo.chat import END, SPECIAL_TOKENS, prompt_text
-from penstock.demo.export import read_weights
 from penstock.demo.grading import ALL_SKILLS, is_right, questions
-from penstock.demo.model import Layer, Qwen3, Shape, rotate
+from penstock.demo.training.export import read_weights
+from penstock.demo.training.model import Layer, Qwen3, Shape, rotate
 
 
 class Cache:
@@ -109,8 +109,10 @@ def load(folder: Path, device: str, dtype: torch.dtype) -> tuple[Qwen3, Tokenize
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m penstock.demo.generate FOLDER``: the accuracy of each skill."""
-    parser = argparse.ArgumentParser("python -m penstock.demo.generate", description=main.__doc__)
+    """``python -m penstock.demo.training.generate FOLDER``: the accuracy of each skill."""
+    parser = argparse.ArgumentParser(
+        "python -m penstock.demo.training.generate", description=main.__doc__
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

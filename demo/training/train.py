@@ -1,4 +1,4 @@
-"""Train ``penstock-demo``: ``python -m penstock.demo.train FOLDER``.
+"""Train ``penstock-demo``: ``python -m penstock.demo.training.train FOLDER``.
 
 The folder receives the tokenizer (one that lies there is used), ``log.jsonl``,
 ``checkpoint.safetensors`` (continue with ``--resume``) and at the end ``model/``, a normal Hugging
@@ -25,13 +25,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from penstock.demo.export import export, read_weights, weights_digest
-from penstock.demo.model import Qwen3, Shape, save_json
-from penstock.demo.muon import Muon
-from penstock.demo.packing import Packed
-from penstock.demo.rounding import round_changes
 from penstock.demo.skills.facts import all_answers
-from penstock.demo.tokenizer import make_tokenizer
+from penstock.demo.training.export import export, read_weights, weights_digest
+from penstock.demo.training.model import Qwen3, Shape, save_json
+from penstock.demo.training.muon import Muon
+from penstock.demo.training.packing import Packed
+from penstock.demo.training.rounding import round_changes
+from penstock.demo.training.tokenizer import make_tokenizer
 
 Array = np.ndarray[Any, np.dtype[np.int16]]
 WARMUP_STEPS = 200
@@ -40,7 +40,7 @@ BETAS = (0.9, 0.95)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m penstock.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser("python -m penstock.demo.training.train", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=128, help="rows of a batch")

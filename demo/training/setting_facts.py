@@ -1,7 +1,7 @@
 """What the built-in model is taught of each setting, taken from the settings' own declarations.
 
-``python -m penstock.demo.setting_facts`` writes ``skills/flags.json`` anew, ahead of a training.
-The file stays as it is until then: it says what the model that ships was taught.
+``python -m penstock.demo.training.setting_facts`` writes ``skills/flags.json`` anew, ahead of a
+training. The file stays as it is until then: it says what the model that ships was taught.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.protocol.config.resolve import Field, fields
 
-FILE = Path(__file__).parent / "skills" / "flags.json"
+FILE = Path(__file__).parent.parent / "skills" / "flags.json"
 LONGEST = 250
 """Most characters of a text; of a longer description its beginning is taught."""
 

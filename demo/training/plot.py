@@ -1,4 +1,4 @@
-"""The loss curve as an SVG picture: ``python -m penstock.demo.plot log.jsonl loss.svg``."""
+"""The loss curve as a picture: ``python -m penstock.demo.training.plot log.jsonl loss.svg``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def svg(points: Sequence[tuple[float, float]]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Two file names. Returns the exit code."""
     if len(arguments) != 2:
-        print("usage: python -m penstock.demo.plot LOG SVG", file=sys.stderr)
+        print("usage: python -m penstock.demo.training.plot LOG SVG", file=sys.stderr)
         return 2
     lines = map(json.loads, Path(arguments[0]).read_text(encoding="utf-8").splitlines())
     points = [(line["tokens"] / 1e6, line["loss"]) for line in lines]

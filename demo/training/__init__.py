@@ -1,0 +1,1 @@
+"""What made the built-in model, its adapter and its draft head: in the source tree alone."""

@@ -1,0 +1,1 @@
+"""The holder: keeps the memory of finished weights while workers come and go."""

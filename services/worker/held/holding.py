@@ -1,0 +1,222 @@
+"""Held weights of one worker: looked for at its start, else made, moved and offered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from penstock.protocol.config import Config
+from penstock.protocol.model_info import ModelInfo
+from penstock.protocol.wire.descriptors import close_all
+from penstock.protocol.wire.messages.held_weights import MAX_PIECES, WeightsKey
+from penstock.services.worker.held.description import (
+    CannotHold,
+    Describer,
+    RestoredModel,
+    Restorer,
+)
+from penstock.services.worker.held.digest import weights_digest
+from penstock.services.worker.held.holder import GivenWeights, HolderConnection, NoHolder
+from penstock.services.worker.held.manifest import BadManifest, Manifest, decode_manifest
+from penstock.services.worker.held.memory import HeldMemory, Piece, move, view
+from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.memory_account import MemoryAccount
+from penstock.services.worker.models.decoder import Decoder
+from penstock.services.worker.models.dense_form import DenseModel
+from penstock.services.worker.quantization.reading import read_quantization
+
+_log = logging.getLogger("penstock.worker")
+AGAIN_SECONDS = 2.0
+"""Between two offers, while the holder does not take them."""
+
+
+class FoundWeights(NamedTuple):
+    """A model as another worker has left it."""
+
+    restored: RestoredModel
+    compression: str
+    account: MemoryAccount | None
+    num_bytes: int
+    report: LoadReport
+
+
+class _Content(NamedTuple):
+    manifest: bytes
+    num_bytes: int
+    pieces: Sequence[Piece]
+
+
+class Holding:
+    """Of one worker, from its start to its end."""
+
+    def __init__(self, config: Config, dtype: torch.dtype, memory: HeldMemory) -> None:
+        """Raises ``BadModelFolder``."""
+        name, digest = config.model.names()[0], weights_digest(config, dtype)
+        self.key = WeightsKey(name, memory.place, digest)
+        self._path, self._online = config.cluster.holder_socket, config.model.quantization
+        self._memory = memory
+        self._connection: HolderConnection | None = None
+        """While the weights are this worker's to load."""
+        self._content: _Content | None = None
+
+    # --- at the start
+
+    def find(
+        self, info: ModelInfo, device: torch.device, progress: Callable[[str], None]
+    ) -> FoundWeights | None:
+        """The weights, if they are held. ``None``: they are to be loaded, and then ``keep`` is
+        called. Whatever is wrong with what is held is said in the log, and the weights are
+        loaded."""
+        began = time.perf_counter()
+        progress("asking for held weights")
+        try:
+            connection = HolderConnection(self._path)
+        except NoHolder as failure:
+            _log.warning("held weights: %s; the model is loaded", failure)
+            return None
+        self._connection = connection
+        given: GivenWeights | None = None
+        try:
+            given = connection.want(
+                self.key, lambda: progress("waiting for another engine that loads the same weights")
+            )
+            if given is None:
+                return None
+            with torch.inference_mode():
+                found = self._open(given, info, device, began)
+        except (NoHolder, BadManifest, OSError, RuntimeError) as failure:
+            close_all(given.descriptors if given is not None else ())
+            self.close()
+            _log.warning("held weights are not used: %s; the model is loaded", failure)
+            return None
+        self._connection = None
+        self._stay(connection)
+        return found
+
+    def _open(
+        self, given: GivenWeights, info: ModelInfo, device: torch.device, began: float
+    ) -> FoundWeights:
+        """Raises ``BadManifest``, ``OSError`` and ``RuntimeError``."""
+        manifest = decode_manifest(given.manifest)
+        if len(manifest.pieces) != len(given.descriptors):
+            raise BadManifest(
+                f"{len(given.descriptors)} descriptors for {len(manifest.pieces)} pieces of memory"
+            )
+        pieces = [
+            self._memory.open(descriptor, piece)
+            for descriptor, piece in zip(given.descriptors, manifest.pieces, strict=True)
+        ]
+        tensors = [view(placed, pieces) for placed in manifest.placed]
+        quantization = read_quantization(info, self._online)
+        restored = Restorer(tensors, device).model(manifest.model, quantization)
+        self._content = _Content(given.manifest, manifest.num_bytes, pieces)
+        report = LoadReport(manifest.num_bytes, time.perf_counter() - began, mapped=True)
+        compression, account = manifest.model.compression, manifest.account
+        return FoundWeights(restored, compression, account, manifest.num_bytes, report)
+
+    # --- what was loaded
+
+    def keep(
+        self,
+        model: object,
+        kernels: DenseModel | None = None,
+        compression: str = "",
+        account: MemoryAccount | None = None,
+    ) -> int:
+        """Move a loaded model's weights into memory that others can map, and offer them. Returns
+        the bytes of that memory; where a model cannot be held, 0, and the log says why."""
+        try:
+            with torch.inference_mode():
+                return self._keep(model, kernels, compression, account)
+        except (CannotHold, OSError, RuntimeError) as failure:
+            _log.warning("weights are not held: %s", failure)
+            return 0
+        finally:
+            self.close()
+
+    def _keep(
+        self,
+        model: object,
+        kernels: DenseModel | None,
+        compression: str,
+        account: MemoryAccount | None,
+    ) -> int:
+        if not isinstance(model, Decoder):
+            raise CannotHold("transformers' code computes the model")
+        describer = Describer()
+        described = describer.model(model, kernels, compression)
+        placed, pieces, held = move(self._memory, describer.tensors)
+        if len(pieces) > MAX_PIECES:
+            raise CannotHold(f"{len(pieces)} pieces of memory; {MAX_PIECES} are the most")
+        manifest = Manifest(described, placed, held, account)
+        self._content = _Content(manifest.encode(), manifest.num_bytes, pieces)
+        self._begin()
+        return manifest.num_bytes
+
+    def _begin(self) -> None:
+        """Offer the weights for the first time."""
+        connection, self._connection = self._connection, None
+        try:
+            connection = connection or HolderConnection(self._path)
+            refused = self._offer(connection)
+        except NoHolder as failure:
+            refused = str(failure)
+        if refused:
+            _log.warning("weights are not held yet: %s", refused)
+            if connection is not None:
+                connection.close()
+                connection = None
+        self._stay(connection)
+
+    def _offer(self, connection: HolderConnection) -> str:
+        """Returns why they are not held. Raises ``NoHolder``."""
+        content = self._content
+        if content is None:
+            return "there are none"
+        descriptors = [piece.descriptor for piece in content.pieces]
+        return connection.offer(self.key, content.manifest, content.num_bytes, descriptors)
+
+    def close(self) -> None:
+        """Nobody waits any more for what this worker was to load."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- while it works
+
+    def _stay(self, connection: HolderConnection | None) -> None:
+        """Stay connected to the holder that has the weights, so as to hear of its end, and offer
+        them to the next one. ``None``: there is none yet."""
+        thread = threading.Thread(
+            target=self._watch, args=(connection,), name="holder", daemon=True
+        )
+        thread.start()
+
+    def _watch(self, connection: HolderConnection | None) -> None:
+        while True:
+            if connection is not None:
+                connection.wait_for_end()
+                connection.close()
+            connection = self._offered_again()
+
+    def _offered_again(self) -> HolderConnection:
+        """A connection to a holder that has the weights."""
+        said = ""
+        while True:
+            try:
+                connection = HolderConnection(self._path)
+                refused = self._offer(connection)
+                if not refused:
+                    return connection
+                connection.close()
+            except NoHolder as failure:
+                refused = str(failure)
+            if refused != said:
+                _log.warning("weights are not held for now: %s", refused)
+                said = refused
+            time.sleep(AGAIN_SECONDS)

@@ -146,6 +146,35 @@ def test_an_engine_of_three_ranks_survives_the_loss_of_one(seed: int) -> None:
     assert len(cluster.world.of(WorkerNode)) == 3 * len(groups)
 
 
+@seeds(1, 8)
+def test_an_engine_survives_the_loss_of_a_rank_while_messages_are_lost_and_doubled(
+    seed: int,
+) -> None:
+    """What the lost rank's group still says, and says twice, comes while the next one works."""
+    traits = replace(MANY, world_size=3, collective=False)
+    cluster = Cluster(World(seed, loss=0.02, delay=0.02, doubles=0.02), traits, engines=1)
+    world = cluster.world
+    [engine] = world.of(SchedulerNode)
+    group, core = engine.scheduler.group, engine.core
+    first_epoch = group.epoch
+    records = load(cluster, 60, 10.0, cancel=0.1)
+    running: list[int] = []
+    for at in (2.0, 8.0):
+        world.after(at, lambda: running.append(core.stats().running))
+        world.after(at, lambda: cluster.kill_one(WorkerNode))
+    finish(cluster, records, 90.0)
+    check(cluster, records, may_reject=True)
+    rejected = sum(record.rejected[0].status != 504 for record in records if record.rejected)
+    assert rejected <= 2 + len(records) // 10
+    check_forgotten(cluster)
+    assert any(running), "ranks were lost while they computed"
+    assert core.counters.failed_steps > 0, "and plans on their way to them"
+    assert engine.scheduler.group is group
+    assert group.attached
+    assert group.epoch == first_epoch + 2, "each loss ended a group"
+    assert len(world.of(WorkerNode)) == 3
+
+
 @seeds(1, 4)
 def test_no_rank_reads_a_cached_block_that_it_has_not_written(seed: int) -> None:
     """Ranks that do not wait for each other: one may lack a plan that the first has answered."""

@@ -1,4 +1,5 @@
-"""The servers of this user on this host: each launcher leaves a record of itself in its folder."""
+"""The servers of this user on this host: each launcher leaves a record of itself in its folder, and
+in the user's folder for sockets if its own lies elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ PREFIX = "penstock-serve-"
 SERVER_FOLDERS = f"{PREFIX}*"
 """The pattern of all servers' folders in ``runtime_root``."""
 RECORD = "launcher.json"
+FOLDER_VARIABLE = "PENSTOCK_RUNTIME_DIR"
+"""``--runtime-dir`` of a server; for a command that names none, the folder of the one it means."""
 
 
 def runtime_root(environment: Mapping[str, str]) -> Path:
@@ -39,12 +42,15 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the models, in their order, as absolute paths without links."""
     url: str = ""
     """Empty until it is ready."""
+    runtime_dir: str = ""
+    """Of the server, where the record lies in another folder."""
 
 
 class RunningServer(msgspec.Struct, frozen=True):
     """A record whose launcher lives."""
 
     folder: str
+    """In which its processes' sockets are."""
     record: ServerRecord
 
     def uptime_s(self) -> float:
@@ -78,10 +84,17 @@ class Registration:
     """The record of the launcher that this process is, for as long as it serves."""
 
     def __init__(
-        self, folder: Path, router: str, drain_timeout_s: float, models: Sequence[tuple[str, str]]
+        self,
+        folder: Path,
+        router: str,
+        drain_timeout_s: float,
+        models: Sequence[tuple[str, str]],
+        listed: Path | None = None,
     ) -> None:
-        """``models``: name and folder of each."""
+        """``models``: name and folder of each. ``listed``: a folder in the user's folder for
+        sockets that holds the record as well, where ``folder`` is none."""
         self._path = folder / RECORD
+        self._listed = None if listed is None else listed / RECORD
         self._record = ServerRecord(
             pid=os.getpid(),
             started_ticks=started_ticks(os.getpid()),
@@ -106,30 +119,44 @@ class Registration:
         self._write()
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        for path in filter(None, (self._path, self._listed)):
+            path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        """Whole or not at all. A full disk is no reason not to serve."""
-        partial = self._path.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            partial.write_bytes(msgspec.json.encode(self._record))
-            partial.replace(self._path)
+        _write(self._path, self._record)
+        if self._listed is not None:
+            named = str(self._path.parent)
+            _write(self._listed, msgspec.structs.replace(self._record, runtime_dir=named))
+
+
+def _write(path: Path, record: ServerRecord) -> None:
+    """Whole or not at all. A full disk is no reason not to serve."""
+    partial = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        partial.write_bytes(msgspec.json.encode(record))
+        partial.replace(path)
 
 
 def running_servers(environment: Mapping[str, str], folder: str = "") -> list[RunningServer]:
     """Those whose launcher lives, the oldest first. ``folder``: of one server, its
-    ``--runtime-dir``; else all in the user's folder for sockets are looked at. Where there is no
-    folder that could be it, there is no server."""
+    ``--runtime-dir``; else all in the user's folder for sockets are looked at, and the folder that
+    ``FOLDER_VARIABLE`` names. Where there is no folder that could be it, there is no server."""
     folders = [Path(folder)] if folder else _server_folders(environment)
-    found = [server for place in folders for server in _living(place)]
-    return sorted(found, key=lambda server: (server.record.started_ticks, server.folder))
+    # One may be found by both of its records, and its folder under several names.
+    found = {
+        (server.record.pid, os.path.realpath(server.folder)): server
+        for place in folders
+        for server in _living(place)
+    }
+    return sorted(found.values(), key=lambda one: (one.record.started_ticks, one.folder))
 
 
 def _server_folders(environment: Mapping[str, str]) -> list[Path]:
-    try:
-        return list(runtime_root(environment).glob(SERVER_FOLDERS))
-    except OSError:  # no folder for temporary files can be used, as on a full disk
-        return []
+    named = environment.get(FOLDER_VARIABLE, "")
+    folders = [Path(named).absolute()] if named else []
+    with contextlib.suppress(OSError):  # none for temporary files can be used, as on a full disk
+        folders += runtime_root(environment).glob(SERVER_FOLDERS)
+    return folders
 
 
 def _living(folder: Path) -> Iterator[RunningServer]:
@@ -142,4 +169,4 @@ def _living(folder: Path) -> Iterator[RunningServer]:
     except (OSError, msgspec.DecodeError):
         return
     if started_ticks(record.pid) == record.started_ticks:
-        yield RunningServer(str(folder), record)
+        yield RunningServer(record.runtime_dir or str(folder), record)

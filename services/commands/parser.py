@@ -17,8 +17,8 @@ from penstock.services.commands.servers_here import url_here
 SAMPLING_FLAGS = ("max_tokens", "temperature", "top_p", "seed", "stop")
 """Sampling parameters with a flag of their own; ``--set`` takes any."""
 URL_HELP = (
-    "the server (default: OPENAI_BASE_URL, else the only one of yours that runs on this host, else "
-    f"{DEFAULT_URL})"
+    "the server (default: OPENAI_BASE_URL, else the one in PENSTOCK_RUNTIME_DIR, else the only one "
+    f"of yours that runs on this host, else {DEFAULT_URL})"
 )
 URL_FLAGS = frozenset({"--base-url", "--endpoint", "--server", "--url"})
 """How other commands and programs take the server's address."""

@@ -6,18 +6,33 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from penstock.protocol.process.running_servers import RunningServer, running_servers
+from penstock.protocol.process.running_servers import (
+    FOLDER_VARIABLE,
+    RunningServer,
+    running_servers,
+)
 from penstock.services.commands.endpoint import UNIX, Endpoint, socket_of
-from penstock.services.commands.failure import WRONG_USE, CommandError
+from penstock.services.commands.failure import UNREACHABLE, WRONG_USE, CommandError
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 
 
 def server_here(named: str | None, environment: Mapping[str, str]) -> RunningServer | None:
     """The server that listens at the URL ``named``, or whose runtime folder it is; without a name
-    the only one. ``None``: there is none. Raises ``CommandError`` where there are several."""
+    the one whose folder ``FOLDER_VARIABLE`` names, else the only one. ``None``: there is none.
+    Raises ``CommandError`` where there are several, and where none runs in that folder: another
+    is not meant."""
+    meant = environment.get(FOLDER_VARIABLE, "")
     if named and os.path.isdir(named):
         found = running_servers(environment, named)
+    elif meant and not named:
+        found = running_servers(environment, meant)
+        if not found:
+            raise CommandError(
+                f"no server of yours runs in {meant}, which {FOLDER_VARIABLE} names; "
+                "name the server's URL, or unset the variable",
+                UNREACHABLE,
+            )
     else:
         found = running_servers(environment)
         if named:
@@ -32,9 +47,18 @@ def server_here(named: str | None, environment: Mapping[str, str]) -> RunningSer
 
 
 def url_here(environment: Mapping[str, str]) -> str | None:
-    """Where the only server of this user on this host listens. Raises as ``server_here`` does."""
+    """Where the server that ``server_here`` finds without a name listens; ``None``: there is none.
+    Raises as that does, and where it does not listen yet: another may at the default address."""
     found = server_here(None, environment)
-    return found.record.url or None if found else None
+    if found is None:
+        return None
+    if not found.record.url:
+        raise CommandError(
+            f"your server in {found.folder} is still starting; `penstock status` shows how far it "
+            "is, and the URL of another can be named",
+            UNREACHABLE,
+        )
+    return found.record.url
 
 
 def _is_at(server: RunningServer, url: str) -> bool:

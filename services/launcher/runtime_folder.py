@@ -10,7 +10,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.protocol.process.running_servers import PREFIX, SERVER_FOLDERS, runtime_root
+from penstock.protocol.process.running_servers import (
+    PREFIX,
+    SERVER_FOLDERS,
+    running_servers,
+    runtime_root,
+)
 from penstock.protocol.wire.security import private_folder
 
 _LOCK = "launcher.lock"
@@ -45,8 +50,10 @@ def running_routers(environment: Mapping[str, str], runtime_dir: str = "") -> li
     paths = [Path(default.removeprefix("ipc://"))]
     if not runtime_dir:
         paths += sorted(runtime_root(environment).glob(f"{SERVER_FOLDERS}/router.sock"))
+        paths += [Path(server.folder) / "router.sock" for server in running_servers(environment)]
     own = os.getuid()
-    return [f"ipc://{path}" for path in paths if path.exists() and path.stat().st_uid == own]
+    sockets = [path for path in paths if path.exists() and path.stat().st_uid == own]
+    return [f"ipc://{path}" for path in dict.fromkeys(sockets)]
 
 
 @contextlib.contextmanager
@@ -64,7 +71,27 @@ def server_folder(environment: Mapping[str, str], runtime_dir: str = "") -> Iter
             _remove_dead_sockets(named)
             shutil.rmtree(named / RESPONSES, ignore_errors=True)
         return
-    root = runtime_root(environment)
+    with _new_folder(runtime_root(environment)) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def listed_folder(environment: Mapping[str, str], folder: Path) -> Iterator[Path | None]:
+    """A folder where commands look for servers of this user, for the record of one whose own
+    ``folder`` they would not find; removed at the end. ``None``: they find it, or none can be made
+    (a server that has a folder of its own need not be able to write to the user's)."""
+    with contextlib.ExitStack() as stack:
+        listed = None
+        with contextlib.suppress(OSError):
+            root = runtime_root(environment)
+            if folder.parent != root or not folder.match(SERVER_FOLDERS):
+                listed = stack.enter_context(_new_folder(root))
+        yield listed
+
+
+@contextlib.contextmanager
+def _new_folder(root: Path) -> Iterator[Path]:
+    """One that is removed at the end, by the next launcher if this one is killed."""
     _remove_abandoned(root)
     # Locked before it gets the name that ``_remove_abandoned`` looks for.
     hidden = Path(tempfile.mkdtemp(prefix="." + PREFIX, dir=root))

@@ -44,7 +44,7 @@ from penstock.services.launcher.progress import (
     announce,
 )
 from penstock.services.launcher.ray_hosts import RayHosts, connect, on_ray
-from penstock.services.launcher.runtime_folder import RESPONSES, server_folder
+from penstock.services.launcher.runtime_folder import RESPONSES, listed_folder, server_folder
 from penstock.services.launcher.supervisor import StartFailed, Supervisor
 
 
@@ -141,7 +141,8 @@ def _taken(configs: Sequence[Config], stack: contextlib.ExitStack) -> _Taken:
     configs = [msgspec.structs.replace(one, cluster=cluster, server=server) for one in configs]
     served = [(one.model.names()[0], one.model.model) for one in configs]
     drain = config.launch.drain_timeout_s
-    registration = Registration(folder, cluster.router, drain, served)
+    listed = stack.enter_context(listed_folder(os.environ, folder))
+    registration = Registration(folder, cluster.router, drain, served, listed)
     stack.callback(registration.remove)
     return _Taken(configs, listener, leave, grpc, members, log, registration)
 

@@ -156,6 +156,11 @@ def test_nothing_is_removed_unasked_or_while_it_is_served(
         1,
         f"penstock: {NAME} is served at http://h:1; stop that first\n",
     )
+    own = tmp_path / "own"  # where a server has a folder of its own, that may be all there is
+    folder.rename(own)
+    named = {**chosen, "PENSTOCK_RUNTIME_DIR": str(own)}
+    assert "is served at http://h:1" in ask(monkeypatch, "rm", NAME, "--yes", **named).stderr
+    own.rename(folder)
     linked = tmp_path / "elsewhere"
     linked.symlink_to(tmp_path)
     through_a_link = {**chosen, "HF_HOME": str(linked)}

@@ -24,6 +24,7 @@ from served import Served, leftovers
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.pipeline_status import pipeline_status
 from penstock.protocol.process.running_servers import (
+    FOLDER_VARIABLE,
     RECORD,
     Registration,
     running_servers,
@@ -32,7 +33,9 @@ from penstock.protocol.wire.messages.membership import MetricsAnswer, ProcessMet
 from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.endpoint import endpoint
 from penstock.services.commands.failure import CommandError
+from penstock.services.commands.servers_here import server_here, url_here
 from penstock.services.commands.status_text import rates
+from penstock.services.launcher.runtime_folder import listed_folder, server_folder
 
 PROCESSES = ["frontend", "tokenizer", "router", "scheduler", "worker"]
 
@@ -246,6 +249,74 @@ def test_several_servers_are_named_for_a_choice(tmp_path: Path) -> None:
     done = call("stop", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 2
     assert "http://127.0.0.1:97, http://127.0.0.1:98" in done.stderr
+
+
+def test_a_server_with_a_folder_of_its_own_is_found_where_commands_look(tmp_path: Path) -> None:
+    root, own, linked = tmp_path / "root", tmp_path / "own", tmp_path / "link"
+    root.mkdir()
+    linked.symlink_to(own)
+    chosen = {"XDG_RUNTIME_DIR": str(root)}
+    with server_folder(chosen, str(own)) as folder, listed_folder(chosen, folder) as listed:
+        registration = Registration(folder, "ipc:///x", 3.0, [("a", "/models/a")], listed)
+        asked = call("models", **chosen)
+        assert (asked.returncode, asked.stdout) == (4, "")
+        assert f"your server in {own} is still starting" in asked.stderr
+        registration.ready("http://127.0.0.1:97")
+        (found,) = running_servers(chosen)
+        assert (found.folder, found.record.url) == (str(own), "http://127.0.0.1:97")
+        for name in (own, linked):  # its two records are one server
+            assert len(running_servers({**chosen, FOLDER_VARIABLE: str(name)})) == 1
+        assert len(running_servers({FOLDER_VARIABLE: str(own), "XDG_RUNTIME_DIR": "/"})) == 1
+
+        with server_folder(chosen) as other, listed_folder(chosen, other) as none:
+            assert none is None
+            Registration(other, "ipc:///y", 3.0, []).ready("http://127.0.0.1:98")
+            done = call("stop", **chosen)
+            assert done.returncode == 2
+            assert "http://127.0.0.1:97, http://127.0.0.1:98" in done.stderr
+        registration.remove()
+    assert os.listdir(root) == []
+
+
+@pytest.mark.parametrize("command", [("stop",), ("status",), ("models",), ("embed", "x")])
+def test_a_command_takes_no_other_server_than_the_one_whose_folder_is_named(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (other := tmp_path / "penstock-serve-x").mkdir()
+    (own := tmp_path / "own").mkdir()
+    chosen = {"XDG_RUNTIME_DIR": str(tmp_path), FOLDER_VARIABLE: str(own)}
+    with scripted_api() as api:
+        Registration(other, "ipc:///x", 3.0, []).ready(api.url)
+        done = call(*command, **chosen)
+        assert done.returncode == 4
+        assert f"no server of yours runs in {own}, which {FOLDER_VARIABLE} names" in done.stderr
+        assert server_here(api.url, chosen) is not None, "a URL wins over the variable"
+
+        api.whole["/v1/models"] = {"data": [{"id": "mine"}]}
+        Registration(own, "ipc:///y", 3.0, []).ready(api.url)
+        assert url_here(chosen) == api.url
+        found = server_here(None, chosen)
+        assert found is not None
+        assert found.folder == str(own)
+
+
+@pytest.mark.slow  # a server of its own, for what the tests above see without one
+def test_a_server_whose_folder_was_named_is_asked_and_stopped(short_folder: Path) -> None:
+    chosen = {"XDG_RUNTIME_DIR": str(short_folder)}
+    own = short_folder / "own"
+    server = Served("--device", "null", "--runtime-dir", str(own), environment=chosen)
+    try:
+        for how in ({}, {FOLDER_VARIABLE: str(own)}):
+            found = json.loads(
+                call("status", "--json", "--interval", "0.1", **chosen, **how).stdout
+            )
+            assert (found["url"], found["pid"]) == (server.url, server.process.pid)
+        assert call("stop", **chosen).returncode == 0
+        assert server.process.wait(30) == 0
+        assert leftovers(short_folder) == [str(own)]
+        assert os.listdir(own) == []
+    finally:
+        server.kill()
 
 
 def test_latencies_are_quantiles_of_what_all_frontends_have_seen() -> None:

@@ -80,7 +80,7 @@ def _source(parsed: Any, environment: Mapping[str, str]) -> Iterator[Read]:
     """What gives the state of the server that is meant."""
     here = server_here(parsed.SERVER, environment)
     if here is not None:
-        from penstock.services.commands.membership import joined
+        from penstock.services.commands.router_connection import joined
 
         with joined(here.record.router) as members:
             if members is not None:

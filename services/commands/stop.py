@@ -105,7 +105,7 @@ def _ended(process: int, seconds: float) -> bool:
 @contextlib.contextmanager
 def _requests(router: str) -> Iterator[Callable[[], int]]:
     """Gives a function that says how many requests run, as far as the frontends tell."""
-    from penstock.services.commands.membership import joined
+    from penstock.services.commands.router_connection import joined
 
     with joined(router) as members:
         yield lambda: _open_requests(members)

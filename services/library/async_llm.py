@@ -50,8 +50,8 @@ _JOIN_LOOK_SECONDS = 0.02
 Found = TypeVar("Found")
 
 
-class _Waiting(msgspec.Struct, eq=False):
-    """A request that a generator waits for."""
+class _AwaitedRequest(msgspec.Struct, eq=False):
+    """A request whose generator waits for what comes, and how it is woken."""
 
     updates: asyncio.Event
     aborted: bool = False
@@ -105,7 +105,7 @@ class AsyncLLM(AsyncPooledCalls):
         self._starting: asyncio.Task[AsyncPipelineClient] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(MAX_OPEN)
-        self._waiting: dict[str, _Waiting] = {}
+        self._awaited: dict[str, _AwaitedRequest] = {}
         self._numbers = itertools.count()
         self._failure = ""
         """Why nothing will come any more."""
@@ -207,11 +207,11 @@ class AsyncLLM(AsyncPooledCalls):
 
     async def _whole(self, work: Work, request_id: str) -> Submission:
         name = self._register(request_id)
-        waiting = self._waiting[name]
+        request = self._awaited[name]
         async with aclosing(self._submissions(work, name, "final")) as submissions:
             async for submission in submissions:
                 check(f"request {name}", submission.progress, request_id)
-                if not waiting.aborted:
+                if not request.aborted:
                     return submission
         raise RequestError(f"request {name} was given up")
 
@@ -222,12 +222,12 @@ class AsyncLLM(AsyncPooledCalls):
         self, given: PlainPrompt | None, work: Work, request_id: str, kind: OutputKind
     ) -> AsyncGenerator[RequestOutput]:
         name = self._register(request_id)
-        waiting, submission = self._waiting[name], None
+        request, submission = self._awaited[name], None
         async with aclosing(self._submissions(work, name, kind)) as submissions:
             async for submission in submissions:
                 check(f"request {name}", submission.progress, name)
-                yield output_of(given, submission, kind, aborted=waiting.aborted)
-        if submission is None and waiting.aborted:
+                yield output_of(given, submission, kind, aborted=request.aborted)
+        if submission is None and request.aborted:
             yield aborted_output(given, name, len(work.choices))
 
     async def _submissions(
@@ -235,31 +235,31 @@ class AsyncLLM(AsyncPooledCalls):
     ) -> AsyncGenerator[Submission]:
         """A request whenever something of it has come, or (``final``) once at its end; nothing of
         one that is given up before it is sent. While the server has no room it is sent again."""
-        waiting, called = self._waiting[name], time.monotonic()
+        request, called = self._awaited[name], time.monotonic()
         try:
-            client = await _unless_aborted(waiting, self._joined())
-            if client is None or not await self._acquire_slot(waiting):
+            client = await _unless_aborted(request, self._joined())
+            if client is None or not await self._acquire_slot(request):
                 return
             try:
                 for attempt in itertools.count():
                     self._raise_failure()
-                    submission = client.submit(work, name, waiting.updates.set, called=called)
+                    submission = client.submit(work, name, request.updates.set, called=called)
                     try:
-                        async for one in self._updates(waiting, submission, kind):
+                        async for one in self._updates(request, submission, kind):
                             yield one
                     finally:
                         client.cancel(submission)
-                    if waiting.aborted or not wants_retry(submission.progress):
+                    if request.aborted or not wants_retry(submission.progress):
                         return
                     pause = asyncio.sleep(retry_seconds(attempt), True)
-                    if not await _unless_aborted(waiting, pause):
+                    if not await _unless_aborted(request, pause):
                         return
             finally:
                 self._slots.release()
         finally:
-            del self._waiting[name]
+            del self._awaited[name]
 
-    async def _acquire_slot(self, waiting: _Waiting) -> bool:
+    async def _acquire_slot(self, request: _AwaitedRequest) -> bool:
         """Wait for a place among the open requests; false where it was given up before."""
         if not self._slots.locked():
             return await self._slots.acquire()
@@ -272,25 +272,25 @@ class AsyncLLM(AsyncPooledCalls):
 
         is_ours = False
         try:
-            is_ours = bool(await _unless_aborted(waiting, acquire()))
+            is_ours = bool(await _unless_aborted(request, acquire()))
             return is_ours
         finally:
             if acquired and not is_ours:
                 self._slots.release()
 
     async def _updates(
-        self, waiting: _Waiting, submission: Submission, kind: OutputKind
+        self, request: _AwaitedRequest, submission: Submission, kind: OutputKind
     ) -> AsyncGenerator[Submission]:
         """The request whenever something has come, until it is over or wants to be sent again."""
         over = False
         while not over:
-            await waiting.updates.wait()
-            waiting.updates.clear()
-            if wants_retry(submission.progress) and not waiting.aborted:
+            await request.updates.wait()
+            request.updates.clear()
+            if wants_retry(submission.progress) and not request.aborted:
                 return
             if not submission.done:
                 self._raise_failure()
-            over = submission.done or waiting.aborted
+            over = submission.done or request.aborted
             if over or kind != "final":
                 yield submission
 
@@ -300,18 +300,18 @@ class AsyncLLM(AsyncPooledCalls):
 
     def _register(self, request_id: str) -> str:
         name = request_id
-        while not name or (not request_id and name in self._waiting):
+        while not name or (not request_id and name in self._awaited):
             name = f"request-{next(self._numbers)}"
-        if name in self._waiting:
+        if name in self._awaited:
             raise ValueError(f"request_id {name!r} runs already; give each request its own")
-        self._waiting[name] = _Waiting(asyncio.Event())
+        self._awaited[name] = _AwaitedRequest(asyncio.Event())
         return name
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator yields once more, with ``abort`` as the reason of what had
         not ended. Unknown ids are ignored."""
-        if (waiting := self._waiting.get(request_id)) is not None:
-            waiting.abort()
+        if (request := self._awaited.get(request_id)) is not None:
+            request.abort()
 
     def _check_server(self) -> None:
         """Wake everybody where nothing will come any more."""
@@ -322,8 +322,8 @@ class AsyncLLM(AsyncPooledCalls):
             elif processes.server is not None and not processes.server.alive:
                 self._failure = f"the server has ended: {processes.server.last_words()}"
         if self._failure:
-            for waiting in self._waiting.values():
-                waiting.updates.set()
+            for request in self._awaited.values():
+                request.updates.set()
 
     async def close(self) -> None:
         """End all processes and return when they are gone; what runs ends with ``ServerFailed``.
@@ -348,17 +348,17 @@ class AsyncLLM(AsyncPooledCalls):
         await self.close()
 
 
-async def _unless_aborted(waiting: _Waiting, wanted: Awaitable[Found]) -> Found | None:
+async def _unless_aborted(request: _AwaitedRequest, wanted: Awaitable[Found]) -> Found | None:
     """What is wanted, or ``None`` as soon as the request is given up."""
     task = asyncio.ensure_future(wanted)
     try:
-        while not (task.done() or waiting.aborted):
-            update = asyncio.ensure_future(waiting.updates.wait())
+        while not (task.done() or request.aborted):
+            update = asyncio.ensure_future(request.updates.wait())
             try:
                 await asyncio.wait({task, update}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 update.cancel()
-            waiting.updates.clear()
+            request.updates.clear()
         return task.result() if task.done() else None
     finally:
         if not task.done():

@@ -12,11 +12,11 @@ from penstock.services.frontend.dialects.chat import ChatDialect
 from penstock.services.frontend.dialects.completions import CompletionsDialect
 from penstock.services.frontend.dialects.embeddings import EmbeddingsDialect
 from penstock.services.frontend.dialects.interface import Dialect, paths_of
+from penstock.services.frontend.dialects.kobold.dialect import KoboldDialect, KoboldStreamDialect
 from penstock.services.frontend.dialects.kobold.extra import TokenCountDialect
-from penstock.services.frontend.dialects.kobold.generate import KoboldDialect, KoboldStreamDialect
 from penstock.services.frontend.dialects.multiplex.dialect import MultiplexDialect
 from penstock.services.frontend.dialects.ollama.chat import OllamaChatDialect
-from penstock.services.frontend.dialects.ollama.generate import OllamaGenerateDialect
+from penstock.services.frontend.dialects.ollama.completions import OllamaGenerateDialect
 from penstock.services.frontend.dialects.responses.dialect import ResponsesDialect
 from penstock.services.frontend.dialects.scores import (
     ClassifyDialect,

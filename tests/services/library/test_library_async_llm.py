@@ -167,7 +167,7 @@ def test_every_generator_ends_once_though_some_are_aborted_and_workers_die(
 
     program.run(all_of_them())
     assert finished == Counter(range(count))
-    assert not open_requests(llm) and not llm._waiting
+    assert not open_requests(llm) and not llm._awaited
     looked_at = rng.sample(range(count), 6 if count == 40 else 20)
     again = program.run_all(outputs(llm, number, "final") for number in looked_at)
     for number, (undisturbed,) in zip(looked_at, again, strict=True):
@@ -197,7 +197,7 @@ def test_who_leaves_takes_the_request_along(program: Program, leave: str) -> Non
             with pytest.raises(asyncio.CancelledError):
                 await task
         await generator.aclose()
-        assert not open_requests(llm) and not llm._waiting
+        assert not open_requests(llm) and not llm._awaited
 
     program.run(go())
 
@@ -216,7 +216,7 @@ def test_requests_beyond_the_limit_wait_and_may_be_given_up(
         while not open_requests(llm):
             await asyncio.sleep(0)
         second, third = (asyncio.create_task(all_of(name, GREEDY)) for name in ("second", "third"))
-        while len(llm._waiting) < 3:
+        while len(llm._awaited) < 3:
             await asyncio.sleep(0.01)
         with pytest.raises(ValueError, match="'second' runs already"):
             await anext(llm.generate(prompt(1), GREEDY, "second"))

@@ -30,7 +30,7 @@ from penstock.services.frontend.body import Pause, decode_body, no_pause
 from penstock.services.frontend.context import CONTEXT, models_for
 from penstock.services.frontend.dialect_handler import owner
 from penstock.services.frontend.dialects.interface import Endpoint, Unstreamed
-from penstock.services.frontend.dialects.kobold.generate import (
+from penstock.services.frontend.dialects.kobold.dialect import (
     KoboldRenderer,
     default_length,
     error_body,

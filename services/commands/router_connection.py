@@ -1,4 +1,4 @@
-"""A seat among the processes of a server on this host."""
+"""A connection to the router of a server on this host, by which its processes are seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ollama's /api/generate: a prompt, with or without the chat template."""
+"""Ollama's /api/generate: the completion of a prompt, with or without the chat template."""
 
 from __future__ import annotations
 

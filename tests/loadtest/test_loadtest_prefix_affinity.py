@@ -15,8 +15,11 @@ from penstock.protocol.wire.messages.requests import Enqueue
 from penstock.services.router.prefix_index import MAX_SENT, MAX_TOLD
 
 ENGINES = 8
+MOST_ROUTER_US = 100
+"""CPU of the router for a request, on a machine of today that is not too busy."""
 MOST_ROUTER_TIMES = 2.2
 MOST_ROUTER_INSTRUCTIONS = 2.4
+REPEATS = 4
 COUNTED_OF = 10
 """One of so many requests is counted: counting takes its time."""
 
@@ -83,20 +86,27 @@ def test_engines_together_hit_as_often_as_one_with_all_their_memory() -> None:
     setting = small(1.0, 200, (10, 40))
     one, together, by_room = measure(setting)
     expect_affinity(one, together, by_room)
-    times = least_router_times(setting, together.router_us, by_room.router_us)
-    assert times < MOST_ROUTER_TIMES, table([one, together, by_room])
+    us, times = least_router_cpu(setting, together.router_us, by_room.router_us)
+    shown = table([one, together, by_room])
+    assert us < MOST_ROUTER_US, (
+        f"the router takes {us:.0f} µs of CPU for a request in the quickest of {REPEATS} runs, and "
+        f"less than {MOST_ROUTER_US} µs are allowed; the first run:\n{shown}"
+    )
+    assert times < MOST_ROUTER_TIMES, shown
 
 
-def least_router_times(setting: Setting, together: float, by_room: float) -> float:
-    """CPU of the router for a request, in times of what it takes without prefixes in the same run,
-    which is as fast or slow as the machine is. The best of three runs: whatever else runs there
-    takes the caches away."""
-    times = together / by_room
-    for _ in range(2):
-        if times >= MOST_ROUTER_TIMES:
-            _, together_again, by_room_again = measure(setting)
-            times = min(times, together_again.router_us / by_room_again.router_us)
-    return times
+def least_router_cpu(setting: Setting, together: float, by_room: float) -> tuple[float, float]:
+    """CPU of the router for a request: microseconds, and in times of what it takes without prefixes
+    in the same run, which is as fast or slow as the machine is. The least of a few runs, each for
+    itself: whatever else runs there takes the caches away. together, by_room: of the first run."""
+    us, times = together, together / by_room
+    for _ in range(REPEATS - 1):
+        if us < MOST_ROUTER_US and times < MOST_ROUTER_TIMES:
+            break
+        _, together_again, by_room_again = measure(setting)
+        us = min(us, together_again.router_us)
+        times = min(times, together_again.router_us / by_room_again.router_us)
+    return us, times
 
 
 def test_random_prompts_neither_fill_the_router_nor_slow_it_down() -> None:

@@ -74,7 +74,7 @@ class GrpcServer:
             (
                 *(self._with_key(name, methods) for name, methods in services.items()),
                 _handlers(health.NAME, self.health.methods()),
-                _handlers(reflection.NAME, reflected.methods()),
+                *(_handlers(name, reflected.methods()) for name in reflection.NAMES),
             )
         )
         self._stopping: asyncio.Task[None] | None = None

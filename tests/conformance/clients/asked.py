@@ -48,7 +48,7 @@ class Person(BaseModel, extra="forbid"):
 class Weather:
     """A tool whose first two results are what to ask next, so that a loop makes three calls."""
 
-    NEXT = ("What is the weather in Madrid?", "What is the weather in Berlin?")
+    NEXT = ("What is the weather in Vienna?", "What is the weather in Rome?")
 
     def __init__(self) -> None:
         self.cities: list[str] = []
@@ -65,5 +65,5 @@ class Weather:
 
     def called_three_times(self) -> bool:
         """With the city of each question, to which the built-in model may add something."""
-        wanted = ("Oslo", "Madrid", "Berlin")
+        wanted = ("Oslo", "Vienna", "Rome")
         return len(self.cities) == 3 and all(map(str.startswith, self.cities, wanted))

@@ -26,13 +26,13 @@ export class Weather {
 
   ask(city) {
     this.cities.push(city);
-    const next = ["What is the weather in Madrid?", "What is the weather in Berlin?"];
+    const next = ["What is the weather in Vienna?", "What is the weather in Rome?"];
     return next[this.cities.length - 1] ?? "rain";
   }
 
   // With the city of each question, to which the built-in model may add something.
   calledThreeTimes() {
-    const wanted = ["Oslo", "Madrid", "Berlin"];
+    const wanted = ["Oslo", "Vienna", "Rome"];
     return this.cities.length === 3 && wanted.every((city, at) => this.cities[at].startsWith(city));
   }
 }

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from frontend_scripted import forever, say, waiting
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -171,10 +172,12 @@ def test_few_reflect_at_a_time_and_one_that_asks_nothing_ends(
             for call in held:
                 await call.write(asked)
                 names = (await call.read()).list_services_response.service
-                assert len(names) == 4
-            error = await refused(stub.ServerReflectionInfo(iter([asked])))
-            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert reason_of(error) == "too_many_open_calls"
+                assert len(names) == 5
+            for name in reflection.NAMES:
+                further = channel.stream_stream(f"/{name}/ServerReflectionInfo")
+                error = await refused(further(iter([asked.SerializeToString()])))
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                assert reason_of(error) == "too_many_open_calls"
             for call in held:
                 assert await call.read() is grpc.aio.EOF
                 assert await call.code() is grpc.StatusCode.OK
@@ -183,6 +186,38 @@ def test_few_reflect_at_a_time_and_one_that_asks_nothing_ends(
             long = reflection_pb2.ServerReflectionRequest(file_by_filename="x" * 5000)
             error = await refused(stub.ServerReflectionInfo(iter([long])))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    run(use)
+
+
+def test_reflection_is_found_by_its_stable_name_as_by_the_former_one() -> None:
+    services = {
+        *("penstock.v1.Penstock", "vllm.grpc.engine.VllmEngine", "grpc.health.v1.Health"),
+        *("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"),
+    }
+
+    async def use(one: Scripted) -> None:
+        async with one.channel() as channel:
+
+            async def answered(version: str, **asked: str) -> Any:
+                raw = reflection_pb2.ServerReflectionRequest(**asked).SerializeToString()
+                call = channel.stream_stream(
+                    f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+                )
+                (answer,) = [given async for given in call(iter([raw]))]
+                return reflection_pb2.ServerReflectionResponse.FromString(answer)
+
+            for version in ("v1", "v1alpha"):
+                listed = (await answered(version, list_services="")).list_services_response
+                assert {service.name for service in listed.service} == services
+                pool = DescriptorPool()
+                for name in sorted(services):
+                    found = await answered(version, file_containing_symbol=name)
+                    for raw in reversed(found.file_descriptor_response.file_descriptor_proto):
+                        pool.AddSerializedFile(raw)
+                    assert pool.FindServiceByName(name).methods
+                told = pool.FindMessageTypeByName(f"grpc.reflection.{version}.ErrorResponse")
+                assert [field.number for field in told.fields] == [1, 2]
 
     run(use)
 

@@ -1,13 +1,20 @@
-"""Which member a request goes to: the one that has computed the most of its prompt before, or the
-one with the most room; and never twice to who refused it.
+"""Which member a request goes to: the one where it costs the least, by what is computed of its
+prompt there and by what is open there, else the one with the most room; and never twice to who
+refused it.
 
-A request weighs as many as it has open choices: engines run sequences, one for each. What an engine
-holds of a prompt counts against the load there. Each sequence that is open beyond those of the
-engine with the most room costs ``TOKENS_A_SEQUENCE`` of it, and past ``MAX_EXCESS`` no prompt goes
-there for what it holds. An engine that got more than its share of the latest requests
-must hold the more of a prompt, the more that is: half of it for a sixteenth more, nine tenths for a
-fifth. Else chats that begin alike would fill one engine's cache while little is going on, and leave
-the others' empty.
+A request weighs as many as it has open choices: engines run sequences, one for each. What a prompt
+costs at an engine is the product of the sequences that are open there and the tokens of the prompt
+that the engine must compute, after "LMetric: Simple is Better" (arXiv:2603.15202): what is computed
+delays all that is open there. So the busier all engines are, the more sequences may be open at one
+that holds a prompt beyond those of another. A sum, in which a sequence is worth some tokens,
+has chats leave their engines for the emptiest one as soon as loads differ by that, which they
+always do where engines are many or busy; then all compute more and fall behind for good.
+``MAX_EXCESS`` bounds the difference.
+
+An engine that got more than its share of the latest requests must hold the more of a prompt, the
+more that is: half of it for a sixteenth more, nine tenths for a fifth, if it is as full as the
+others. Else chats that begin alike would fill one engine's cache while little is going on, and
+leave the others' empty.
 
 A request that not every engine can hold to its end goes to one that can, if there is one: it may be
 the continuation of one that was begun by a larger engine.
@@ -38,12 +45,15 @@ from penstock.services.router.roster import Roster
 
 ROUTE_SECONDS = 60.0
 MAX_ROUTES = 1_000_000
-TOKENS_A_SEQUENCE = 128
-"""Prompt tokens that must be spared for each sequence by which an engine is busier than another: so
-the first turns of chats that share a short system prompt spread out, and long ones stay."""
+SEQUENCE_TOKENS = 256
+"""Prompt tokens that a request counts for beside those that its engine must compute. So the first
+turns of chats that share a short system prompt spread out, and long ones stay."""
+IDLE_SEQUENCES = 3.0
+"""Sequences that each engine counts as having more than it has: where little is going on, one more
+or less matters little."""
 MAX_EXCESS = 0.25
-"""An engine that is fuller than the emptiest by more than this share of its slots counts as one
-that holds nothing of the prompt."""
+"""An engine that is fuller than twice the emptiest by more than this share of its slots counts as
+one that holds nothing of the prompt."""
 FADE_SECONDS = 60.0
 """A request counts among the latest by a share that falls to 1/e in so long."""
 FEW_REQUESTS = 6
@@ -143,7 +153,7 @@ class Placement:
         return 0
 
     def _best(self, ready: ReadyMembers, prefix: bytes, choices: int, now: float) -> Member | None:
-        """Where the least is left to compute, for the load that is there."""
+        """Where the prompt costs the least."""
         members = ready.members
         if not members:
             return None
@@ -151,46 +161,48 @@ class Placement:
         least = min(full)
         if not prefix or len(members) == 1:
             return _emptiest(members, full, least)
-        at, held = self._most_worth(ready, full, least, prefix)
+        at, held = self._cheapest(ready, full, least, prefix)
         if at is None:
             self.placed_by["room"] += 1
             return _emptiest(members, full, least)
         self.placed_by["prefix" if held else "load"] += 1
         return members[at]
 
-    def _most_worth(
+    def _cheapest(
         self, ready: ReadyMembers, full: Sequence[float], least: float, prefix: bytes
     ) -> tuple[int | None, int]:
-        """The place of the member that is worth the most, and the tokens that it holds; ``None``:
-        nobody holds any.
+        """The place of the member where a prompt costs the least, and the tokens that it holds;
+        ``None``: nobody holds any.
 
-        Those that hold the most are looked at first. No load makes a member worth more than it
-        holds, so most are not looked at.
+        Those that hold the most are looked at first. Nobody is emptier than the emptiest, which
+        says what a prompt costs at least where so much of it is held, so most are not looked at.
         """
         members, places, prefixes = ready.members, ready.places, self._roster.prefixes
         prompt = covered(len(prefix) // DIGEST_BYTES)
         share = sum([member.recent for member in members]) / len(members)
+        slots = members[full.index(least)].slots
+        least_open = least * slots + IDLE_SEQUENCES
         best: tuple[float, float, float] | None = None
         found, found_held, seen = None, 0, set[int]()
         for depth, bits in prefixes.deepest(prefix):
             held = covered(depth)
-            if best is not None and held < best[0]:
+            if best is not None and best[0] < least_open * (SEQUENCE_TOKENS + prompt - held):
                 return found, found_held
             for incarnation in prefixes.engines_of(bits):
                 at = places.get(incarnation)
                 if at is None:
                     continue
-                worth = _worth(members[at], full[at], least, held, prompt, share)
-                if best is None or worth > best:
-                    best, found, found_held = worth, at, held
+                cost = _cost(members[at], full[at], least, slots, held, prompt, share)
+                if best is None or cost < best:
+                    best, found, found_held = cost, at, held
                 seen.add(at)
-        if best is None or best[0] > 0.0:
+        if best is None or best[0] < least_open * (SEQUENCE_TOKENS + prompt):
             return found, found_held
-        for at, member in enumerate(members):  # who holds nothing may be worth as much
+        for at, member in enumerate(members):  # who holds nothing may cost as little
             if at not in seen:
-                worth = _worth(member, full[at], least, 0, prompt, share)
-                if worth > best:
-                    best, found, found_held = worth, at, 0
+                cost = _cost(member, full[at], least, slots, 0, prompt, share)
+                if cost < best:
+                    best, found, found_held = cost, at, 0
         return found, found_held
 
     def placed(
@@ -311,21 +323,23 @@ def _emptiest(members: Sequence[Member], full: Sequence[float], least: float) ->
     )
 
 
-def _worth(
-    member: Member, full: float, least: float, held: int, prompt: int, share: float
+def _cost(
+    member: Member, full: float, least: float, slots: int, held: int, prompt: int, share: float
 ) -> tuple[float, float, float]:
-    """Tokens that a prompt finds there, less what the load there costs; the most is best.
+    """Sequences that are open there, times the tokens of a prompt that would be computed there; the
+    least is best, and of equals the emptiest.
 
     Args:
         full: how full the member is; ``least`` is that of the emptiest one.
+        slots: sequences that the emptiest one runs at the same time. All are counted in them, so
+            that of unlike engines with nothing of a prompt the emptiest costs the least.
         held: tokens of the prompt that are cached there.
         prompt: its tokens, as far as it has digests.
         share: of the latest requests, for each member.
     """
-    excess = full - least
-    cost = TOKENS_A_SEQUENCE * excess * member.slots
-    if excess > MAX_EXCESS:
+    if full - least > least + MAX_EXCESS:
         held = 0
-    elif (surplus := member.recent - share - FEW_REQUESTS) > 0:
-        cost += 4 * prompt * prompt / (held or prompt) * surplus / share
-    return held - cost, -full, -member.recent
+    tokens: float = SEQUENCE_TOKENS + prompt - held
+    if (surplus := member.recent - share - FEW_REQUESTS) > 0:
+        tokens += 4 * prompt * prompt / (held or prompt) * surplus / share
+    return (full * slots + IDLE_SEQUENCES) * tokens, full, member.recent

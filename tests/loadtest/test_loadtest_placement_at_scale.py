@@ -7,12 +7,22 @@ from xml.etree import ElementTree
 
 import pytest
 
-from penstock.loadtest.studies.placement_at_scale import SCALE, Course, measure, picture, table
+from penstock.loadtest.studies.placement_at_scale import (
+    SCALE,
+    Course,
+    measure,
+    picture,
+    plays,
+    table,
+)
 
 SMALL = replace(
     SCALE, engines=8, conversations=160, begin_within=30.0, applications=2, pause=2.0,
     answer=(4, 12), turns=(4, 7),
 )  # fmt: skip
+BUSY = replace(SMALL, conversations=200, begin_within=14.0)
+"""Engines that can do it as long as they find what they have computed before, and fall behind
+where chats leave them for others."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +38,15 @@ def test_engines_that_come_and_go_cost_no_more_than_what_they_held(courses: list
     assert lost.result.hit_rate > 0.75 * one.result.hit_rate, shown
     assert by_room.result.hit_rate < 0.8 * many.result.hit_rate, shown
     assert many.result.requests_imbalance < 1.35, shown
+
+
+@pytest.mark.timeout(240)
+def test_chats_stay_with_busy_engines_that_hold_them() -> None:
+    one, many = [play() for play in plays(BUSY, engine_tokens=16_000)[:2]]
+    shown = table([one, many])
+    assert many.result.hit_rate > 0.93 * one.result.hit_rate, shown
+    assert many.result.requests_imbalance < 1.2, shown
+    assert many.result.mean_ttft < 0.4, shown
 
 
 def test_every_request_is_answered_though_its_engine_is_lost(courses: list[Course]) -> None:

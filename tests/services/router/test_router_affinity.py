@@ -28,8 +28,8 @@ from penstock.services.router.dispatch import YOUNG_SECONDS, Dispatcher
 from penstock.services.router.placement import (
     FADE_SECONDS,
     MAX_EXCESS,
-    TOKENS_A_SEQUENCE,
-    _worth,
+    SEQUENCE_TOKENS,
+    _cost,
 )
 from penstock.services.router.prefix_index import SENT_SECONDS
 from penstock.services.router.roster import Roster
@@ -77,10 +77,16 @@ class World:
         self.roster.hello(hello, self.now)
         self.beat(number)
 
-    def beat(self, number: int, load: int = 0, report: PrefixReport | None = None) -> None:
+    def beat(
+        self,
+        number: int,
+        load: int = 0,
+        report: PrefixReport | None = None,
+        slots: int = SLOTS,
+    ) -> None:
         beat = Beat(
             *(f"ipc:///{number}", number, Phase.READY, "", 1, 0.0, 0.0, load),
-            *(Capacity(max_num_seqs=SLOTS), msgspec.msgpack.encode(MetricsReport([])), 10**6),
+            *(Capacity(max_num_seqs=slots), msgspec.msgpack.encode(MetricsReport([])), 10**6),
             prefixes=report,
         )
         self.roster.beat(beat, self.now)
@@ -130,17 +136,42 @@ def test_of_equal_holders_the_one_with_the_most_room_gets_it(world: World) -> No
 
 
 def test_a_prefix_is_worth_a_bounded_number_of_requests_more_than_elsewhere(world: World) -> None:
-    short = prefix_of(4 * TOKENS_A_SEQUENCE)
-    world.holds(2, short, load=3)
+    short = prefix_of(2 * SEQUENCE_TOKENS)
+    world.holds(2, short, load=7)
     assert world.place(short) == 2
-    world.beat(2, load=5)
+    world.beat(2, load=8)
     assert world.place(short) != 2, "computing it anew is cheaper than waiting there"
     long = prefix_of(200_000)
-    most = int(MAX_EXCESS * SLOTS)
+    most = int(MAX_EXCESS * SLOTS) + 1
     world.holds(3, long, load=most)
     assert world.place(long) == 3
     world.beat(3, load=most + 1)
     assert world.place(long) != 3
+
+
+@pytest.mark.parametrize("engines", [4, 64])
+def test_the_busier_all_engines_are_the_more_sequences_a_prefix_is_worth(engines: int) -> None:
+    """With many engines one is always emptier by some, and to compute there what another holds
+    delays what is open there."""
+    world, chat = World(engines), prefix_of(900)
+    for least, most in ((0, 6), (8, 26), (20, 56), (100, 216)):
+        for number in world.versions:
+            world.beat(number, load=most)
+        world.holds(3, chat[: 8 * 11], load=most)
+        world.beat(2, load=least)
+        assert world.place(chat) == 3, (least, most)
+        world.holds(3, chat[: 8 * 11], load=most + 12)
+        world.beat(2, load=least // 2)
+        assert world.place(chat) == 2, (least, most)
+        world.roster.prefixes.expire(world.now + 2 * SENT_SECONDS)
+
+
+def test_of_unlike_engines_that_hold_nothing_the_emptiest_for_its_size_gets_it() -> None:
+    world, prompt = World(engines=3), prefix_of(900)
+    world.holds(1, prompt[:8], load=SLOTS)
+    world.beat(2, load=50, slots=256)
+    world.beat(3, load=8, slots=16)
+    assert world.place(prompt) == 2
 
 
 def test_what_was_just_sent_there_counts_before_any_beat(world: World) -> None:
@@ -276,7 +307,7 @@ def test_of_an_engine_that_has_stopped_beating_no_more_requests_are_reckoned_to_
 
 
 def best_of_all(world: World, prefix: bytes) -> tuple[float, float, float] | None:
-    """What the member is worth that is worth the most, found by looking at each; ``None``: nobody
+    """The cost at the member where it is the least, found by looking at each; ``None``: nobody
     holds any of it."""
     roster, now = world.roster, world.now
     held = {
@@ -288,18 +319,16 @@ def best_of_all(world: World, prefix: bytes) -> tuple[float, float, float] | Non
         return None
     members = roster.ready("scheduler", "model")
     full = {m.incarnation: (m.open_at(now) + 1) / SLOTS for m in members}
-    share = sum(m.recent for m in members) / len(members)
+    least, share = min(full.values()), sum(m.recent for m in members) / len(members)
     prompt = covered(len(prefix) // 8)
-    return max(
-        _worth(
-            m, full[m.incarnation], min(full.values()), held.get(m.incarnation, 0), prompt, share
-        )
+    return min(
+        _cost(m, full[m.incarnation], least, SLOTS, held.get(m.incarnation, 0), prompt, share)
         for m in members
     )
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nobody_that_is_not_looked_at_is_worth_more(seed: int) -> None:
+def test_a_prompt_costs_less_at_nobody_that_is_not_looked_at(seed: int) -> None:
     """The router looks at those that hold the most first, and not at all of them."""
     world, rng = World(engines=9), random.Random(seed)
     prompts = [prefix_of(1500, seed=n % 40, shared=rng.choice((0, 300, 300))) for n in range(40)]
@@ -319,7 +348,7 @@ def test_nobody_that_is_not_looked_at_is_worth_more(seed: int) -> None:
             for m in world.roster.members.values()
         }
         full, recent = before[world.place(prompt)]
-        assert best is None or (-full, -recent) == best[1:], (turn, best)
+        assert best is None or (full, recent) == best[1:], (turn, best)
 
 
 def test_who_joins_is_considered_from_its_first_beat_and_who_leaves_no_longer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Unpack
@@ -23,7 +22,7 @@ from penstock.services.library.beam_search import (
 )
 from penstock.services.library.member import MAX_OPEN, Submission
 from penstock.services.library.outputs import RequestOutput
-from penstock.services.library.progress import ProgressLine
+from penstock.services.library.progress import ProgressBar
 from penstock.services.library.prompts import (
     PlainPrompt,
     PromptLike,
@@ -83,14 +82,14 @@ class BeamCalls(ABC):
         check_lengths(ids, checked, self._longest())
         ends = frozenset(self._end_tokens())
         searches = [PromptSearch(prompt, checked, ends) for prompt in ids]
-        shown = sys.stderr.isatty() if progress is None else progress
-        with ProgressLine(len(searches), shown) as line:
+        with ProgressBar(len(searches), progress) as bar:
             while any(not search.done for search in searches):
                 self._step(searches, asked, step_params(checked), max_concurrency)
                 for search in searches:
                     if search.done and not search.told:
                         search.told = True
-                        line.finished(sum(len(beam.tokens) for beam in search.finished), 1)
+                        written = sum(len(beam.tokens) for beam in search.finished)
+                        bar.finished(1, len(search.prompt), written)
         answers = [list(beam.tokens) for search in searches for beam in search.finished]
         texts = iter(self._texts(answers, max_concurrency))
         return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
@@ -15,7 +14,7 @@ from penstock.services.library.local_pipeline import LocalPipeline
 from penstock.services.library.member import MAX_OPEN, Submission
 from penstock.services.library.outputs import RequestOutput
 from penstock.services.library.pooled_calls import PooledCalls
-from penstock.services.library.progress import ProgressLine
+from penstock.services.library.progress import ProgressBar
 from penstock.services.library.prompt_window import PromptWindow
 from penstock.services.library.prompts import (
     Message,
@@ -66,9 +65,9 @@ class LLM(BeamCalls, PooledCalls, LocalPipeline):
         """Complete prompts (text or token ids, one or a list); results in the prompts' order.
 
         ``sampling_params``, ``priority`` (lower goes first under the policy ``priority``): for all
-        prompts, or one for each. ``progress``: show a line on standard error; by default on a
-        terminal. ``max_concurrency``: so many requests are open at a time. ``terms``: ``user``,
-        ``cache_salt``, ``deadline_s`` and ``trace_headers``, for all prompts (``Terms``).
+        prompts, or one for each. ``progress``: show a bar on standard error; by default where
+        that is a terminal. ``max_concurrency``: so many requests are open at a time. ``terms``:
+        ``user``, ``cache_salt``, ``deadline_s`` and ``trace_headers``, for all prompts (``Terms``).
         Raises ``ValueError`` for a prompt or parameter that is wrong and ``RequestError`` for one
         that the server gave up; the other prompts are then cancelled.
         """
@@ -140,16 +139,15 @@ class LLM(BeamCalls, PooledCalls, LocalPipeline):
         self.check_open()
         if max_open < 1:
             raise ValueError(f"max_concurrency is {max_open}; at least one request must be open")
-        shown = sys.stderr.isatty() if progress is None else progress
-        with self._client.lock, ProgressLine(count, shown) as line:
-            return self._collect(works, count, line, max_open)
+        with self._client.lock, ProgressBar(count, progress) as bar:
+            return self._collect(works, count, bar, max_open)
 
     def _collect(
-        self, prepared: Iterable[Work], count: int, line: ProgressLine, max_open: int
+        self, prepared: Iterable[Work], count: int, bar: ProgressBar, max_open: int
     ) -> list[Submission]:
         """Run all requests, with ``max_open`` prompts at a time; on an error cancel what is left.
         count: of the prompts."""
-        window = PromptWindow(self._client, line, self._numbers, max_open)
+        window = PromptWindow(self._client, bar, self._numbers, max_open)
         self._numbers += count
         try:
             window.prepare(prepared)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from penstock.protocol.wire.messages.requests import Work, prompts_of
 from penstock.services.library.client import PipelineClient
 from penstock.services.library.member import RETRY_SECONDS, Submission
-from penstock.services.library.progress import ProgressLine
+from penstock.services.library.progress import ProgressBar
 from penstock.services.library.results import check, wants_retry
 
 _PUMP_SECONDS = 0.05
@@ -23,10 +23,8 @@ class PromptWindow:
     ``first``: the number of the call's first prompt among all of the client's.
     """
 
-    def __init__(
-        self, client: PipelineClient, line: ProgressLine, first: int, max_open: int
-    ) -> None:
-        self._client, self._line = client, line
+    def __init__(self, client: PipelineClient, bar: ProgressBar, first: int, max_open: int) -> None:
+        self._client, self._bar = client, bar
         self._first, self._max_open = first, max_open
         self._called = time.monotonic()
         self._works: dict[int, Work] = {}
@@ -90,8 +88,10 @@ class PromptWindow:
             else:
                 check(f"prompt {number + one.at_fault}", one.progress)
                 self._done[number] = one
-                self._line.finished(one.progress.usage.completion, one.prompts)
+                usage = one.progress.usage
+                self._bar.finished(one.prompts, usage.prompt, usage.completion)
             del self._running[number]
+        self._bar.refresh()
 
     def cancel(self) -> None:
         """End whatever still runs."""

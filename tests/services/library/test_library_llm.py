@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from terminals import terminal_as_stderr
 
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, SamplingParams
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.sink import Sink
 from penstock.protocol.config import ConfigError
@@ -281,6 +283,17 @@ def test_a_long_list_of_prompts_is_fed_to_the_server_in_small_parts(
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
+def test_a_terminal_shows_a_bar_of_the_prompts_that_have_ended(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    with terminal_as_stderr() as screen:
+        llm.generate([[5, 6], [7, 8], [9]], params, max_concurrency=1)
+        llm.generate([5], params, progress=False)
+        llm.beam_search([[5, 6]], BeamSearchParams(beam_width=2, max_tokens=2))
+    first, second = screen.lines
+    assert re.fullmatch(r"\[=+\] 3/3 prompts, [\d,]+ in and [\d,]+ out tokens/s, in \d:\d\d", first)
+    assert "] 1/1 prompts, " in second
+
+
 def test_a_request_says_whose_it_is_how_urgent_and_of_which_trace(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +444,7 @@ def test_a_parameter_that_does_not_exist_is_told_the_way_out() -> None:
 
 SCRIPT = """
 import os, sys
-from penstock import LLM, SamplingParams
+from penstock import LLM, BeamSearchParams, SamplingParams
 llm = LLM(device="null")
 output = llm.generate("Hello", SamplingParams(max_tokens=2))[0]
 print(output.prompt, llm._server.process.pid, flush=True)

@@ -48,12 +48,7 @@ def judge_form(info: ModelInfo) -> JudgeForm:
     """Raises ``BadModelFolder`` where nothing says how the model is asked."""
     if all(role.search(_template(info.folder)) for role in _ROLES):
         return "template"
-    names = (
-        str(info.config.get("_name_or_path", "")),
-        *info.folder.parts,
-        *info.folder.resolve().parts,
-    )
-    if info.architecture == "Qwen3ForCausalLM" and any(map(_QWEN3.search, names)):
+    if info.architecture == "Qwen3ForCausalLM" and info.is_named(_QWEN3):
         return "qwen3"
     raise BadModelFolder(
         f"{info.folder}: nothing says how this model is asked to judge a pair: it is no "

@@ -59,6 +59,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     config: dict[str, Any]
     """``config.json`` as it stands."""
 
+    def is_named(self, pattern: re.Pattern[str]) -> bool:
+        """Whether that occurs in what its makers called the model, as far as the folder tells: in
+        its path, which holds ORG and NAME of what was pulled, or in ``_name_or_path``."""
+        parts = (*self.folder.parts, *self.folder.resolve().parts)
+        return any(map(pattern.search, (str(self.config.get("_name_or_path", "")), *parts)))
+
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """A whole file of text, not decoded. Raises ``BadModelFolder`` that names it."""

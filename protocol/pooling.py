@@ -24,6 +24,7 @@ from penstock.protocol.judging import (
 )
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_json
 from penstock.protocol.tasks import CLASSIFY, EMBED, GENERATE, SCORE
+from penstock.protocol.vector_lengths import VectorLengths, vector_lengths
 
 PoolingKind = Literal["last", "cls", "mean", "max"]
 Activation = Literal["none", "sigmoid", "softmax"]
@@ -79,10 +80,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     normalizes: bool = True
     """Vectors have length 1."""
     dense: list[DenseModule] = []
-    matryoshka: list[int] = []
-    """Lengths to which vectors may be cut."""
-    any_dimensions: bool = False
-    """They may be cut to any length."""
+    lengths: VectorLengths = VectorLengths()
+    """To which vectors may be cut."""
     prompts: dict[str, str] = {}
     """What may stand ahead of a text, by name."""
     default_prompt: str = ""
@@ -174,12 +173,12 @@ def _embedding(
 ) -> Pooling:
     kind: PoolingKind = "mean" if encoder else "last"
     normalizes, dense = True, list[DenseModule]()
+    prompts, default = _prompts(info.folder)
     if (info.folder / MODULES).is_file():
-        kind, normalizes, dense = _modules(info.folder, kind)
+        kind, normalizes, dense = _modules(info.folder, kind, prompted=any(prompts.values()))
         reason = reason if reason == MODULES else f"{reason}, {MODULES}"
     if config.pooling != "auto":
         kind, reason = config.pooling, f"{reason}, --pooling {config.pooling}"
-    prompts, default = _prompts(info.folder)
     return Pooling(
         tasks=[EMBED],
         generates=task == GENERATE,
@@ -188,8 +187,7 @@ def _embedding(
         reason=reason,
         normalizes=normalizes,
         dense=dense,
-        matryoshka=_matryoshka(info),
-        any_dimensions=config.allow_dimensions or info.config.get("is_matryoshka") is True,
+        lengths=VectorLengths(least=1) if config.allow_dimensions else vector_lengths(info),
         prompts=prompts,
         default_prompt=default,
         lowers=_lowers(info.folder),
@@ -226,8 +224,11 @@ def _lowers(folder: Path) -> bool:
     return path.is_file() and _object(path).get("do_lower_case") is True
 
 
-def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[DenseModule]]:
-    """Pooling, normalization and dense layers of ``modules.json``."""
+def _modules(
+    folder: Path, kind: PoolingKind, *, prompted: bool
+) -> tuple[PoolingKind, bool, list[DenseModule]]:
+    """Pooling, normalization and dense layers of ``modules.json``. prompted: texts may stand behind
+    a prompt."""
     listed = read_json(folder / MODULES)
     if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
         raise BadModelFolder(f"{folder / MODULES}: expected a list of objects")
@@ -243,7 +244,7 @@ def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[D
                         "model itself at the top are supported"
                     )
             case "Pooling":
-                kind = _pooling_kind(inside / "config.json")
+                kind = _pooling_kind(inside / "config.json", prompted)
             case "Normalize":
                 normalizes = True
             case "Dense":
@@ -263,9 +264,9 @@ def _modules(folder: Path, kind: PoolingKind) -> tuple[PoolingKind, bool, list[D
     return kind, normalizes, dense
 
 
-def _pooling_kind(path: Path) -> PoolingKind:
+def _pooling_kind(path: Path, prompted: bool) -> PoolingKind:
     config = _object(path)
-    if config.get("include_prompt") is False:
+    if config.get("include_prompt") is False and prompted:
         raise BadModelFolder(
             f"{path}: include_prompt is false, but pooling without the prompt's tokens is not "
             "supported"
@@ -313,11 +314,6 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str]:
     if default and default not in prompts:
         raise BadModelFolder(f"{path}: default_prompt_name {default!r} is none of the prompts")
     return prompts, str(default)
-
-
-def _matryoshka(info: ModelInfo) -> list[int]:
-    found: Any = info.config.get("matryoshka_dimensions") or []
-    return sorted(one for one in found if type(one) is int and one > 0)
 
 
 def _labels(info: ModelInfo) -> list[str]:

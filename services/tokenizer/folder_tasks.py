@@ -244,24 +244,23 @@ class FolderTasks:
         return prompts.get(name, "")
 
     def _check_dimensions(self, asked: PoolingParams, task: str) -> None:
-        dimensions, pooling = asked.dimensions, self.pooling
+        dimensions, lengths = asked.dimensions, self.pooling.lengths
         if dimensions is None:
             return
         if self._size is not None and dimensions > self._size:
             raise PromptError(
                 f"dimensions is {dimensions}; this model's vectors have {self._size}", "dimensions"
             )
-        if dimensions == self._size or pooling.any_dimensions or dimensions in pooling.matryoshka:
+        if dimensions == self._size or dimensions in lengths:
             return
-        allowed = ", ".join(map(str, pooling.matryoshka))
         raise PromptError(
             f"dimensions is {dimensions}; "
             + (
-                f"this model's vectors may be cut to {allowed}"
-                if allowed
-                else "this model's folder does not say that its vectors may be cut; leave it out, "
-                "or start the server with --allow-dimensions"
-            ),
+                f"this model's vectors may be cut to {lengths}"
+                if str(lengths)
+                else "this model's folder does not say that its vectors may be cut; leave it out"
+            )
+            + ", or start the server with --allow-dimensions",
             "dimensions",
         )
 

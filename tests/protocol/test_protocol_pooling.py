@@ -89,3 +89,38 @@ def test_language_models_generate_unless_they_are_asked_for_more(kind: str, tmp_
     if kind != "SomethingElse":
         assert pooling(tmp_path, kind, {"task": "generate"}).generates
     assert pooling(tmp_path, kind, {"task": "embed"}).tasks == ["embed"]
+
+
+def test_vectors_are_cut_as_config_json_or_the_model_s_card_says(tmp_path: Path) -> None:
+    plain, both_ways = tmp_path / "plain", {"use_bidirectional_attention": True}
+    qwen3 = write(tmp_path / "models--Qwen--Qwen3-Embedding-0.6B" / "snapshots" / "97b0c614be")
+    gemma = write(tmp_path / "google" / "embeddinggemma-300m")
+    embed = {"task": "embed"}
+    for folder, architecture, config, said in (
+        (plain, "BertModel", {"matryoshka_dimensions": [256, 128, "x"]}, "128, 256"),
+        (plain, "BertModel", {"is_matryoshka": True}, "1 or more"),
+        (plain, "Qwen3ForCausalLM", {}, ""),
+        (plain, "Gemma3TextModel", both_ways, ""),
+        (plain, "Qwen3ForCausalLM", {"_name_or_path": "Qwen/Qwen3-Embedding-8B"}, "32 or more"),
+        (qwen3, "Qwen3ForCausalLM", {}, "32 or more"),
+        (qwen3, "Qwen3ForCausalLM", {"matryoshka_dimensions": [64]}, "64"),
+        (gemma, "Gemma3TextModel", both_ways, "128, 256, 512, 768"),
+        (gemma, "LlamaModel", {}, ""),
+    ):
+        assert str(pooling(folder, architecture, embed, **config).lengths) == said
+    flags = {**embed, "allow_dimensions": True}
+    assert 1 in pooling(plain, "Qwen3ForCausalLM", flags).lengths
+
+
+def test_pooling_without_a_prompt_is_refused_where_there_is_a_prompt(tmp_path: Path) -> None:
+    pooled = {"pooling_mode_cls_token": True, "include_prompt": False}
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    empty = {"prompts": {"query": "", "document": ""}}  # as Granite's encoders have it
+    folder = write(
+        tmp_path, modules=modules, config_sentence_transformers=empty,
+        **{"1_Pooling__config": pooled},
+    )  # fmt: skip
+    assert pooling(folder, "ModernBertModel", {}).kind == "cls"
+    write(folder, config_sentence_transformers={"prompts": {"query": "query: "}})
+    with pytest.raises(BadModelFolder, match="include_prompt is false"):
+        pooling(folder, "ModernBertModel", {})

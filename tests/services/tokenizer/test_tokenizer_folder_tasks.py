@@ -15,6 +15,7 @@ from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import Pooling
 from penstock.protocol.prefix_digest import DIGEST_BYTES
 from penstock.protocol.sampling import SamplingParams
+from penstock.protocol.vector_lengths import VectorLengths
 from penstock.protocol.wire.messages.requests import (
     Chat,
     ChoiceState,
@@ -190,11 +191,28 @@ def test_what_cannot_be_is_refused(text_model: TextModel, of: Work, said: str) -
 
 def test_vectors_are_cut_and_then_normalized(text_model: TextModel) -> None:
     of = work(PromptText("a"), dimensions=2)
-    encoded(text_model, of, matryoshka=[2])
-    assert brought(of, 3.0, 4.0, 12.0, matryoshka=[2]) == pytest.approx([0.6, 0.8])
+    lengths = VectorLengths([2])
+    encoded(text_model, of, lengths=lengths)
+    assert brought(of, 3.0, 4.0, 12.0, lengths=lengths) == pytest.approx([0.6, 0.8])
     of = work(PromptText("a"), dimensions=2, normalize=False)
     assert brought(of, 3.0, 4.0, 12.0) == [3.0, 4.0]
     assert brought(work(PromptText("a")), 3.0, 4.0, normalizes=False) == [3.0, 4.0]
+
+
+def test_other_lengths_than_those_of_the_training_are_refused_with_the_right_ones(
+    text_model: TextModel,
+) -> None:
+    for lengths, asked, said in (
+        (VectorLengths([2, 4]), 3, "may be cut to 2, 4, or start the server with --allow-dim"),
+        (VectorLengths(least=4), 3, "may be cut to 4 or more, or start"),
+        (VectorLengths(), 3, "does not say that its vectors may be cut; leave it out, or start"),
+        (VectorLengths(least=4), 9, "vectors have 8"),
+    ):
+        with pytest.raises(PromptError, match=said):
+            encoded(text_model, work(PromptText("a"), dimensions=asked), lengths=lengths)
+    for dimensions in (4, 5, 8):
+        of = work(PromptText("a"), dimensions=dimensions)
+        encoded(text_model, of, lengths=VectorLengths(least=4))
 
 
 def test_logits_become_scores_as_the_folder_says() -> None:

@@ -123,6 +123,8 @@ class Participant:
         self._told_sleepers: dict[str, Sleeper] = {}
         self.on_change: Callable[[dict[int, Peer]], None] | None = None
         """Called after each change with the peers that are gone (lost or left)."""
+        self.measured: Callable[[], bytes] | None = None
+        """Called by the thread that beats: the metrics of now, in place of ``Status.metrics``."""
         self._address = mailbox.address
         self._send = mailbox.send
         self._forget = mailbox.forget
@@ -319,6 +321,7 @@ class BeatThread(threading.Thread):
     def beat(self) -> Beat:
         status = self._participant.status
         began = status.item_began
+        measured = self._participant.measured
         return Beat(
             self._address,
             self._participant.incarnation,
@@ -329,7 +332,7 @@ class BeatThread(threading.Thread):
             status.item_limit,
             status.load,
             status.capacity,
-            status.metrics,
+            status.metrics if measured is None else measured(),
             self._participant.membership_version,
             status.demands,
             list(self._participant.served),

@@ -13,13 +13,12 @@ import socket
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from penstock.protocol.config import ClusterConfig, Config
 from penstock.protocol.process import logs
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Ended, Participant
+from penstock.protocol.process.process_metrics import ProcessMetrics
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.state_file import StateFile
 from penstock.protocol.process.trace import TRACE
@@ -31,9 +30,7 @@ from penstock.protocol.wire.messages.administration import LOG_LEVEL, Ask, Told
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase, Trace
 from penstock.protocol.wire.security import CurveKeys
 
-_encode = msgspec.msgpack.Encoder().encode
 TICK_SECONDS = 0.25
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _unheard(complaint: str) -> None:
@@ -73,15 +70,6 @@ def port_range(text: str) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def resident_bytes() -> float:
-    """Memory of this process that is in RAM; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as statm:
-            return float(int(statm.read(256).split()[1]) * _PAGE_BYTES)
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
 class Service:
     """The common part: mailbox, membership, beats, signals."""
 
@@ -112,6 +100,7 @@ class Service:
         self.exit_code = 0
         self._signals = 0
         self._started_at = time.time()
+        self._reported: ProcessMetrics | None = None
         self._beaten_to = 0
         """Incarnation of the router that was last told of this process's phase at once."""
 
@@ -134,21 +123,12 @@ class Service:
         self._state_file.tell(phase, time.monotonic())
 
     def report(self, metrics: Registry) -> None:
-        """Hand the newest counters to the beats."""
-        mailbox = self.mailbox
-        metrics.set("outbox_bytes", mailbox.outbox_bytes())
-        for name, value, *labels in (
-            ("malformed_frames_total", mailbox.malformed),
-            ("messages_sent_total", mailbox.sent, self.name),
-            ("sent_bytes_total", mailbox.sent_bytes, self.name),
-            ("dropped_messages_total", mailbox.refused, "unsent"),
-            ("process_cpu_seconds_total", time.process_time()),
-            ("process_loop_cpu_seconds_total", time.thread_time()),
-        ):
-            metrics.counter(name, *labels).value = float(value)
-        metrics.set("process_resident_memory_bytes", resident_bytes())
-        metrics.set("process_start_time_seconds", self._started_at)
-        self.status.metrics = _encode(metrics.report())
+        """Beats tell the values of these series from now on. For the loop's thread, each tick."""
+        if self._reported is None:
+            metrics.set("process_start_time_seconds", self._started_at)
+            self._reported = ProcessMetrics(metrics, self.mailbox, self.name)
+            self.participant.measured = self._reported.encoded
+        self._reported.tick()
 
     def _on_change(self, gone: dict[int, Peer]) -> None:
         if self._beaten_to != self.participant.router_incarnation:

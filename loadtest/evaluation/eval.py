@@ -29,7 +29,7 @@ from penstock.loadtest.evaluation.eval_facts import facts
 from penstock.loadtest.evaluation.eval_questions import ENDPOINT, Outcome, ask_all
 from penstock.loadtest.evaluation.eval_reference import Reference, ReferenceFailed, reference
 from penstock.loadtest.own_server import own_server
-from penstock.protocol.config.flags import FlagParser
+from penstock.protocol.config.flags import URL_FLAGS, FlagParser
 from penstock.services.library.server_process import ServerFailed
 
 FAILED, WRONG_FLAGS, BELOW, INTERRUPTED = 1, 2, 3, 130
@@ -236,6 +236,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run with these flags. Returns the exit code."""
     reader = parser()
     parsed, rest = reader.parse_known_args(arguments)
+    if names := {flag.partition("=")[0] for flag in rest} & {*URL_FLAGS}:
+        reader.error(f"unknown flag {', '.join(sorted(names))}: use --base-url")
     if parsed.base_url and rest:
         reader.error(f"unrecognized arguments: {' '.join(rest)} (a running server is asked)")
     if parsed.question_set == "skills" and (parsed.text or parsed.reference):

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.protocol.config.resolve import HIDDEN, fields
-from penstock.protocol.config.shown import is_hidden, toml
+from penstock.protocol.config.resolve import fields
+from penstock.protocol.config.shown import toml, without_secrets
 from penstock.services.command_table import COMMANDS
 
 _WIDTH = 98
@@ -21,7 +21,8 @@ def written(
     """A TOML file for ``penstock serve --config``.
 
     settings: values by name; reasons: of some of them, in sentences; head: paragraphs that the file
-    begins with. A secret that stands in no file of its own is left out, and a comment says so.
+    begins with. In place of a secret that stands in no file of its own is a mark, which ``serve``
+    refuses until the secret is given.
     """
     lines = [line for paragraph in head for line in (*_comment(paragraph), "#")][:-1]
     for group in COMMANDS["serve"].groups:
@@ -32,10 +33,7 @@ def written(
         for name in names:
             value = settings[name]
             lines += _comment((reasons or {}).get(name, ""))
-            if is_hidden(name, value):
-                lines.append(f"# {name} = {HIDDEN}: give it again, or as file:PATH")
-            else:
-                lines.append(f"{name} = {toml(value)}")
+            lines.append(f"{name} = {toml(without_secrets(name, value))}")
     return "\n".join(lines).lstrip("\n") + "\n"
 
 

@@ -21,6 +21,9 @@ COMMON = frozenset(
 """Settings that ``--help`` shows, each by the beginning of its text; ``--help-all`` shows all."""
 TEST_ONLY = frozenset({"null_step_ms", "fault"})
 """No help shows them."""
+URL_FLAGS = ("--url", "--base-url", "--endpoint", "--server")
+"""How commands and other programs take the address of a running server; of several that a command
+has, the first one is meant."""
 WRONG_FLAGS = 2
 """Exit code."""
 _REWORDED = {
@@ -86,6 +89,10 @@ class FlagParser(argparse.ArgumentParser):
         )
 
     def _unknown(self, flag: str) -> str:
+        if flag in URL_FLAGS:
+            for known in URL_FLAGS:
+                if known in self._option_string_actions:
+                    return f"unknown flag {flag}: use {known}"
         name = flag.lstrip("-").replace("-", "_")
         here = [one.lstrip("-").replace("-", "_") for one in self._option_string_actions]
         if name not in here and name.removeprefix("no_") in fields():
@@ -144,9 +151,13 @@ def build_parser(
     if positional_model:
         number = "*" if several_models else "?"
         parser.add_argument("MODEL", nargs=number, help="the same as --model")
-    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with the same keys")
     parser.add_argument(
-        "--show-config", action="store_true", help="print each value and its source"
+        "--config", metavar="FILE", help="settings from a TOML or YAML file, by the flags' names"
+    )
+    parser.add_argument(
+        "--show-config",
+        action="store_true",
+        help="print all settings and sources, as such a file",
     )
     for group in groups:
         section = parser.add_argument_group(group)

@@ -74,6 +74,8 @@ _CHOSEN = "leave it out: the kernels are chosen by measurement, and the log name
 _GRAPHS = "leave it out: CUDA graphs are used wherever they are faster"
 _GRAMMARS = "leave it out: there is one engine for structured outputs, and it is always on"
 _FEWER_LOGS = "use --log-level warning for fewer lines"
+_MAX_TOKENS = "give max_tokens in each request; --max-model-len bounds prompt and output together"
+_SAMPLING = "give it in each request, or in generation_config.json in a copy of the model's folder"
 _REVISION = "download it with `hf download NAME --revision R`, and give the folder as MODEL"
 
 _EXPLAINED = {
@@ -115,11 +117,17 @@ _EXPLAINED = {
     "limit_mm_per_prompt": _NO_MULTIMODAL,
     "log_requests": "use --log-level debug for more lines",
     "max_input_length": "use --max-model-len, which bounds prompt and output together",
+    "max_completion_tokens": _MAX_TOKENS,
     "max_logprobs": "leave it out: 20 may be asked for",
+    "max_new_tokens": _MAX_TOKENS,
+    "max_output_tokens": _MAX_TOKENS,
+    "max_tokens": _MAX_TOKENS,
     "max_total_tokens": "use --num-kv-blocks, which counts blocks of --block-size tokens",
     "n_gpu_layers": "leave it out: a GPU holds the whole model; --device says where it runs",
+    "n_predict": _MAX_TOKENS,
     "ngl": "leave it out: a GPU holds the whole model; --device says where it runs",
     "node_rank": _NODES,
+    "num_predict": _MAX_TOKENS,
     "num_scheduler_steps": _ALWAYS,
     "num_speculative_tokens": "use --speculative-tokens",
     "otlp_traces_endpoint": "use --otel-traces, and name the collector in the environment variable "
@@ -137,6 +145,9 @@ _EXPLAINED = {
     "tokenizer_mode": _FOLDER,
     "tokenizer_path": _FOLDER,
     "tokenizer_revision": _REVISION,
+    "temperature": _SAMPLING,
+    "top_k": _SAMPLING,
+    "top_p": _SAMPLING,
     "torchao_config": _NO_TORCHAO,
     "trust_remote_code": _NO_CODE,
     "watchdog_timeout": "leave it out: a process that hangs is always found and replaced",

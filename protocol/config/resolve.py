@@ -27,6 +27,7 @@ from penstock.protocol.shown_values import show
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 SECRET = frozenset({"secret", "api_key"})
 HIDDEN = "<hidden>"
+"""What ``--show-config`` writes in place of a secret."""
 MODEL = "model"
 """The one setting that may name several things: see ``ModelConfig.models``."""
 
@@ -264,6 +265,22 @@ class _Gathering:
             if raw is not None:
                 self._take(field, raw, Source("flag", field.flag), field.flag)
 
+    def refuse_hidden(self) -> None:
+        """A secret that was left out where these settings were shown, and that nothing replaces."""
+        for name, value in self.values.items():
+            if HIDDEN not in (value if isinstance(value, list) else [value]):
+                continue
+            field, source = self.declared[name], self.sources[name]
+            place = (
+                f"--config {source.detail}: {name}" if source.origin == "file" else source.detail
+            )
+            written = ', or "file:PATH" of a file that holds it' if name in SECRET else ""
+            self.faults.append(
+                f"{place} is {HIDDEN!r}, which stands where a secret was not shown: write the "
+                f"secret there{written}; or give it by {field.variable} or {field.flag}, which win"
+            )
+            self.unread.add(field.flag)
+
     def config(self) -> Config:
         """The whole of it, with defaults for what nobody gave."""
         tree: dict[str, dict[str, Any]] = {}
@@ -303,6 +320,7 @@ def resolve(
         gathering.file(str(path))
     gathering.environment(environment)
     gathering.flags(given)
+    gathering.refuse_hidden()
     config = gathering.config()
     if config.model.models and not several:
         where = gathering.sources[MODEL].detail

@@ -16,7 +16,9 @@ from penstock.protocol.config.sources import Provenance, Source
 def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
     """A table for each group, and in it a line for each setting with its source behind it.
 
-    A comment stands where there is no value to write: one that is found later, and a secret.
+    A comment stands where there is no value to write, as of one that is found later. In place of a
+    secret stands a mark, which ``resolve`` refuses: a server must not run without its key because
+    its settings were written down.
     """
     lines = []
     for group in groups:
@@ -32,20 +34,16 @@ def show(config: Config, sources: Provenance, groups: Sequence[str]) -> str:
 def _line(name: str, value: Any, origin: str) -> str:
     if value is None:
         return f"# {name}: {'not set' if origin == 'default' else origin}"
-    if is_hidden(name, value):
-        return f"# {name} = {HIDDEN}  # {origin}"
-    return f"{name} = {toml(value)}  # {origin}"
+    return f"{name} = {toml(without_secrets(name, value))}  # {origin}"
 
 
-def is_hidden(name: str, value: Any) -> bool:
-    """Whether a setting's value is shown to nobody."""
-    return bool(value) and (_has_password(value) or (name in SECRET and not _in_files(value)))
-
-
-def _in_files(value: str | list[str]) -> bool:
-    """Whether the secret itself stands elsewhere."""
-    parts = value if isinstance(value, list) else [value]
-    return all(part.startswith(FILE) for part in parts)
+def without_secrets(name: str, value: Any) -> Any:
+    """A setting's value with ``HIDDEN`` for what is shown to nobody; where a file holds a secret,
+    the file is shown."""
+    if isinstance(value, list):
+        return [without_secrets(name, part) for part in value]
+    hidden = value and name in SECRET and not value.startswith(FILE)
+    return HIDDEN if hidden or _has_password(value) else value
 
 
 def _has_password(value: Any) -> bool:

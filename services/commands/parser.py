@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from penstock.protocol.config.flags import FlagParser
+from penstock.protocol.config.flags import URL_FLAGS, FlagParser
 from penstock.services.commands.api_client import ApiClient
 from penstock.services.commands.endpoint import DEFAULT_URL, URL_VARIABLE, endpoint
 from penstock.services.commands.failure import CommandError
@@ -20,8 +20,6 @@ URL_HELP = (
     "the server (default: OPENAI_BASE_URL, else the one in PENSTOCK_RUNTIME_DIR, else the only one "
     f"of yours that runs on this host, else {DEFAULT_URL})"
 )
-URL_FLAGS = frozenset({"--base-url", "--endpoint", "--server", "--url"})
-"""How other commands and programs take the server's address."""
 
 
 class CommandParser(FlagParser):
@@ -41,9 +39,7 @@ class CommandParser(FlagParser):
         super()._refuse(parsed, extra)
 
     def _unknown(self, flag: str) -> str:
-        if flag in URL_FLAGS:
-            if "--url" in self._option_string_actions:
-                return f"unknown flag {flag}: use --url"
+        if flag in URL_FLAGS and "--url" not in self._option_string_actions:
             named = [one.metavar or one.dest for one in self._actions if not one.option_strings]
             if any("URL" in name for name in named):
                 return f"unknown flag {flag}: give the URL alone: {self.prog} {DEFAULT_URL}"

@@ -495,6 +495,9 @@ def test_a_wrong_flag_is_told_in_three_lines(capsys: pytest.CaptureFixture[str])
         ("--node-rank", "use --nodes on the first host and --join on the others"),
         ("--distributed-executor-backend", "use --executor"),
         ("--enable-expert-parallel", "not supported yet"),
+        ("--max-new-tokens", "give max_tokens in each request; --max-model-len bounds"),
+        ("--n-predict", "give max_tokens in each request"),
+        ("--temperature", "give it in each request"),
         ("--torchao-config", "not supported yet: torchao; --quantization int8"),
         ("--quantize", "use --quantization"),
         ("--chat-template", "not supported yet"),
@@ -644,7 +647,7 @@ def test_secrets_are_neither_shown_nor_in_errors(tmp_path: Path) -> None:
     text = show(*resolve(GROUPS, arguments, {}), GROUPS)
     assert "hush" not in text
     assert "sk-" not in text
-    assert text.count("<hidden>") == 2
+    assert text.count("<hidden>") == 3
     text = show(*resolve(GROUPS, command("--response-store", "redis://:hush@host"), {}), GROUPS)
     assert "hush" not in text
     text = show(*resolve(GROUPS, command("--response-store", "redis://host"), {}), GROUPS)

@@ -407,18 +407,28 @@ def test_cli_show_config_prints_a_file_that_config_loads(
     assert len(values) > 50
 
 
-def test_cli_show_config_leaves_out_a_secret_but_not_where_it_stands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_cli_show_config_marks_a_secret_and_the_file_is_refused_until_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n")
     keys.chmod(0o600)
-    assert (
-        cli.main(["serve", "--api-key", f"file:{keys}", "--secret", "x" * 20, "--show-config"]) == 0
-    )
+    secrets = {"--api-key": "sk-1", "--secret": "x" * 20, "--response-store": "redis://:pw@h"}
+    given = [text for pair in secrets.items() for text in pair]
+    assert cli.main(["serve", "--api-key", f"file:{keys}", *given, "--show-config"]) == 0
     text = capsys.readouterr().out
-    assert f'api_key = ["file:{keys}"]' in text
-    assert "\n# secret = <hidden>  # flag --secret\n" in text
+    assert not [value for value in ("sk-1", "xxx", "pw") if value in text]
+    assert f'\napi_key = ["file:{keys}", "<hidden>"]  # flag --api-key\n' in text
+    assert '\nsecret = "<hidden>"  # flag --secret\n' in text
     path = tmp_path / "penstock.toml"
     path.write_text(text)
-    assert cli.main(["serve", "--config", str(path), "--show-config"]) == 0
+    assert cli.main(["serve", "--config", str(path)]) == 2
+    lines = sorted(capsys.readouterr().err.removeprefix("penstock: ").splitlines())
+    for line, name in zip(lines, ("api_key", "response_store", "secret"), strict=True):
+        assert f"--config {path}: {name} is '<hidden>', which stands where a secret was" in line
+        assert ('"file:PATH" of a file' in line) == (name != "response_store")
+        assert f"give it by PENSTOCK_{name.upper()} or --{name.replace('_', '-')}" in line
+    monkeypatch.setenv("PENSTOCK_API_KEY", "sk-1")
+    rest = [text for flag in ("--secret", "--response-store") for text in (flag, secrets[flag])]
+    assert cli.main(["serve", "--config", str(path), *rest, "--show-config"]) == 0
+    assert 'api_key = ["<hidden>"]  # environment PENSTOCK_API_KEY' in capsys.readouterr().out

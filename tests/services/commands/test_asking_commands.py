@@ -209,6 +209,8 @@ def test_a_unix_socket_is_named_by_its_path(url: str, code: int, said: str) -> N
         (["status", "--base-url", "http://127.0.0.1:9"], "URL alone: penstock status http://"),
         (["complete", "hi", "--base-url", "http://127.0.0.1:9"], "--base-url: use --url"),
         (["list", "--base-url", "http://127.0.0.1:9"], "unknown flag --base-url\n"),
+        (["bench", "serve", "--url", "http://127.0.0.1:9"], "flag --url: use --base-url\n"),
+        (["eval", "--url=http://127.0.0.1:9"], "unknown flag --url: use --base-url\n"),
     ],
 )
 def test_a_server_that_is_named_as_elsewhere_is_told_how_to_name_it(

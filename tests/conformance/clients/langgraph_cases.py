@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asked import MAX_TOKENS, OSLO, Weather
+from asked import MAX_TOKENS, OSLO, WEATHER, Weather
 from langchain_core.messages import ToolMessage
 from langchain_core.tools import StructuredTool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+
+DESCRIPTION = WEATHER["function"]["description"]
 
 
 @pytest.fixture
@@ -26,6 +28,11 @@ def chat(base_url: str, api_key: str, model: str) -> ChatOpenAI:
     )
 
 
+def tool_of(weather: Weather) -> StructuredTool:
+    """Described in a line, as the built-in model knows tools."""
+    return StructuredTool.from_function(weather.get_weather, description=DESCRIPTION)
+
+
 def asked(text: str) -> Any:
     return {"messages": [("user", text)]}
 
@@ -33,7 +40,7 @@ def asked(text: str) -> Any:
 @pytest.mark.calls
 def test_an_agent_makes_three_calls_and_answers(chat: ChatOpenAI) -> None:
     weather = Weather()
-    agent = create_react_agent(chat, [weather.get_weather])
+    agent = create_react_agent(chat, [tool_of(weather)])
     messages = agent.invoke(asked(OSLO))["messages"]
     assert weather.called_three_times()
     assert [one.type for one in messages] == ["human", *["ai", "tool"] * 3, "ai"]
@@ -43,7 +50,7 @@ def test_an_agent_makes_three_calls_and_answers(chat: ChatOpenAI) -> None:
 @pytest.mark.calls
 def test_an_agent_s_stream_of_tokens_says_the_same(chat: ChatOpenAI) -> None:
     weather = Weather()
-    agent = create_react_agent(chat, [weather.get_weather])
+    agent = create_react_agent(chat, [tool_of(weather)])
     chunks = [chunk for chunk, _ in agent.stream(asked(OSLO), stream_mode="messages")]
     assert weather.called_three_times()
     assert len([one for one in chunks if isinstance(one, ToolMessage)]) == 3
@@ -55,7 +62,7 @@ def test_an_agent_s_stream_of_tokens_says_the_same(chat: ChatOpenAI) -> None:
 def test_a_conversation_goes_on_where_it_was_kept(chat: ChatOpenAI) -> None:
     weather = Weather()
     weather.NEXT = ()
-    agent = create_react_agent(chat, [weather.get_weather], checkpointer=InMemorySaver())
+    agent = create_react_agent(chat, [tool_of(weather)], checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "1"}}
     for city in ("Oslo", "Rome", "Lima"):
         agent.invoke(asked(f"What is the weather in {city}?"), thread)
@@ -64,7 +71,7 @@ def test_a_conversation_goes_on_where_it_was_kept(chat: ChatOpenAI) -> None:
 
 def test_a_graph_that_forces_calls_makes_three(chat: ChatOpenAI) -> None:
     weather = Weather()
-    tool = StructuredTool.from_function(weather.get_weather)
+    tool = tool_of(weather)
     forced = chat.bind_tools([tool], tool_choice="any", parallel_tool_calls=False)
 
     def ask(state: MessagesState) -> Any:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
+from left_behind import orphans, own_place
 from mishaps import Mishaps
 from reference_models import VOCABULARY, write_model
 from served import Served, leftovers, served
@@ -43,15 +44,10 @@ SETTINGS = {
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the sockets of every process that the test starts go; its name is in their
-    environment."""
-    folder = Path("/tmp") / f"chaos{os.getpid()}"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
+    """Where the sockets of every process that the test starts go."""
+    with own_place() as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+        yield folder
 
 
 class Load:
@@ -108,16 +104,6 @@ class Load:
     async def end(self) -> None:
         self._stop.set()
         await asyncio.gather(*self._tasks)
-
-
-def orphans(place: Path) -> list[str]:
-    """Processes that the server left behind: they have its place in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("XDG_RUNTIME_DIR") == str(place):
-                found.append(" ".join(process.cmdline()))
-    return found
 
 
 def listeners(port: int) -> list[Any]:

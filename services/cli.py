@@ -314,7 +314,9 @@ def _run(
     _be_called(f"penstock: {prepared}{name}{number}")
     if name == "serve":
         from penstock.services.launcher import serve
+        from penstock.services.layout_choice import check_sizes
 
+        check_sizes(configs)
         if internal.headless:
             return serve.run_headless(configs[0])
         configure = partial(with_another_model, *resolved)

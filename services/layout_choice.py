@@ -1,8 +1,10 @@
-"""Sizes that ``penstock serve`` was not given, on a host with several GPUs: chosen by the plan."""
+"""Sizes that ``penstock serve`` was not given, on a host with several GPUs: chosen by the plan; and
+those that it was given: refused where the model cannot be divided so."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -65,6 +67,18 @@ def with_layout(
     if isinstance(choice, str):
         return completed, f"{one}: {choice}; {GIVE_SIZES}"
     return _chosen(resolved, choice, machine), choice.reason
+
+
+def check_sizes(configs: Sequence[Config]) -> None:
+    """Refuse what the workers of these models would: a model that cannot be divided as the sizes
+    say is known from its folder, before any process starts. Raises ``ConfigError`` and
+    ``BadModelFolder``."""
+    for config in configs:
+        if config.cluster.world_size > 1:
+            from penstock.protocol.model_info import read_model_info
+            from penstock.services.worker.rank_choice import check_division
+
+            check_division(config, read_model_info(config.model.model))
 
 
 def _chosen(resolved: Settings, choice: Choice, machine: Machine) -> Settings:

@@ -17,6 +17,7 @@ from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.terminal import style_of
 from penstock.services import cli
 from penstock.services.commands.chat import own_server as chat_server
+from penstock.services.launcher import serve
 
 H100 = "NVIDIA H100 80GB HBM3"
 BERT: dict[str, Any] = {
@@ -28,6 +29,8 @@ BERT: dict[str, Any] = {
     "num_attention_heads": 12,
     "max_position_embeddings": 512,
 }
+
+TWO_HEADS = LLAMA_8B | {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
 
 
 @pytest.fixture
@@ -337,3 +340,38 @@ def test_conversations_and_measurements_start_such_a_server(
         pass
     internal, _ = cli._internal(started.value.args[0][4:])
     assert internal.one_engine == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "flags", "words"),
+    [
+        (BERT, (), "--tensor-parallel-size 2: BertModel is an encoder, which one device computes"),
+        (TWO_HEADS, ("--quantization", "int4"), "divides no quantized weights like these"),
+        (
+            LLAMA_8B | {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"},
+            (),
+            "only families of our own can be divided",
+        ),
+    ],
+    ids=["encoder", "groups", "foreign"],
+)
+@pytest.mark.parametrize("library", [False, True])
+def test_a_model_that_cannot_be_divided_is_refused_before_any_process_starts(
+    shape: dict[str, Any],
+    flags: tuple[str, ...],
+    words: str,
+    library: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def start(*_: Any, **__: Any) -> int:
+        raise AssertionError("a server starts")
+
+    monkeypatch.setattr(serve, "run_headless" if library else "run", start)
+    monkeypatch.setattr(cli, "_be_called", lambda title: None)
+    folder = model(tmp_path, shape)
+    headless = ("--headless", "1") if library else ()
+    size = ("--device", "cpu", "--tensor-parallel-size", "2")
+    assert cli.main(["serve", folder, *size, *flags, *headless]) == 2
+    assert words in capsys.readouterr().err

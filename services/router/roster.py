@@ -203,6 +203,8 @@ class Roster:
         member.item_age = beat.item_age
         member.item_limit = beat.item_limit
         member.metrics = beat.metrics
+        if beat.phase == Phase.READY and member.phase != Phase.READY:
+            member.recent = max(member.recent, self._recent_share(member))
         member.was_ready |= beat.phase in (Phase.READY, Phase.DRAINING)
         if (member.phase, member.capacity) != (beat.phase, beat.capacity):
             self._changed.add(member.incarnation)
@@ -221,6 +223,13 @@ class Roster:
         member.due = member.told
         known = self.prefixes.version(member.incarnation)
         self._send(member.address, BeatAnswer(self.incarnation, self._others(member), known))
+
+    def _recent_share(self, member: Member) -> float:
+        """What a member that becomes ready counts as having got of the latest requests: as much as
+        the others. Else all of them would have got more than their share for a minute, and their
+        chats would leave them."""
+        others = self.ready(member.service, member.model)
+        return sum(other.recent for other in others) / max(1, len(others))
 
     def wanted(self, model: str) -> None:
         """A request waits for a model that sleeps: its launcher hears so at once."""

@@ -35,7 +35,7 @@ def test_engines_that_come_and_go_cost_no_more_than_what_they_held(courses: list
     one, many, lost, by_room = courses
     shown = table(courses)
     assert many.result.hit_rate > 0.93 * one.result.hit_rate, shown
-    assert lost.result.hit_rate > 0.75 * one.result.hit_rate, shown
+    assert lost.result.hit_rate > 0.9 * one.result.hit_rate, shown
     assert by_room.result.hit_rate < 0.8 * many.result.hit_rate, shown
     assert many.result.requests_imbalance < 1.35, shown
 

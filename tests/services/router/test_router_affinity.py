@@ -226,6 +226,17 @@ def test_a_chat_stays_though_its_engine_got_more_than_its_share(world: World) ->
     assert world.place(own) == 1
 
 
+def test_chats_stay_with_their_engines_when_another_joins(world: World) -> None:
+    """It has got none of the latest requests, so that all others have got more than their share."""
+    chat = prefix_of(900)
+    for _ in range(400):
+        world.beat(world.place(), load=0)
+    world.holds(1, chat[: 8 * 9], load=1)
+    world.join(5)
+    assert world.place(chat) == 1
+    assert world.place(prefix_of(900, seed=1)) != 1, "new ones go where there is room"
+
+
 def test_requests_that_end_between_beats_do_not_count_until_the_next_one(world: World) -> None:
     """Else whoever beat last would have the most room, and chats would change engines for it."""
     prompt = prefix_of(1000)

@@ -74,7 +74,7 @@ def check_sizes(configs: Sequence[Config]) -> None:
     say is known from its folder, before any process starts. Raises ``ConfigError`` and
     ``BadModelFolder``."""
     for config in configs:
-        if config.cluster.world_size > 1:
+        if config.cluster.world_size > 1 and config.device.device != "null":  # which has no weights
             from penstock.protocol.model_info import read_model_info
             from penstock.services.worker.rank_choice import check_division
 

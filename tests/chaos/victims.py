@@ -40,18 +40,24 @@ def children(server: Served) -> list[int]:
     return [process.pid for process in psutil.Process(server.process.pid).children()]
 
 
-def whole_again(server: Served, killed: list[psutil.Process], count: int, began: float) -> float:
+def whole_again(
+    server: Served,
+    killed: list[psutil.Process],
+    count: int,
+    began: float,
+    within: float = WHOLE_SECONDS,
+) -> float:
     """Wait until all of ``killed`` are replaced and the server is ready.
 
     ``count``: its processes without the launcher. Returns the seconds since ``began``.
     """
-    deadline = time.monotonic() + WHOLE_SECONDS
+    deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         gone = not any(process.is_running() for process in killed)
         if gone and len(children(server)) == count and is_ready(server.url) and joined(server):
             return time.monotonic() - began
         time.sleep(0.05)
-    raise AssertionError(f"not whole within {WHOLE_SECONDS:.0f} s:\n{server.output[-6000:]}")
+    raise AssertionError(f"not whole within {within:.0f} s:\n{server.output[-6000:]}")
 
 
 def joined(server: Served) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_process import HostProcess, is_ready, request, until
+from host_process import HostProcess, is_ready, request, streamed_text, until
 from served import Served, served
 from simulated_hosts import NamespaceHosts, Sniffer, simulated_hosts, why_no_namespaces
 from test_pipeline_tcp import ByHand
@@ -82,6 +82,13 @@ class TwoHosts:
         found: str = json.loads(text)["choices"][0]["text"]
         return found
 
+    def streamed(self) -> str:
+        """The text of a stream, which has ended once and well."""
+        body, address = BODY | {"stream": True}, self.frontend.host.address
+        status, events = request(self.by_hand.client, address, "/v1/completions", body)
+        assert (status, events.count("[DONE]")) == (200, 1), self.by_hand.output()
+        return streamed_text(events)
+
 
 @pytest.fixture
 def two_hosts(folder: Path) -> Iterator[TwoHosts]:
@@ -138,7 +145,7 @@ def test_a_host_that_is_cut_off_and_comes_back_changes_no_stream(
 ) -> None:
     assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(two_hosts.text) for _ in range(4)]
+        asked = [threads.submit(two_hosts.streamed) for _ in range(4)]
         time.sleep(0.5)
         with two_hosts.hosts.cut_off(two_hosts.ranks[1].host):
             assert not any(one.done() for one in asked), "too late"

@@ -48,12 +48,12 @@ from penstock.services.worker.slots import PlannedStep
 Folder = Callable[[str], Path]
 LAYOUTS = [
     # Variant of tiny_models, tensor, pipeline
-    ("llama3", 4, 1),  # two KV heads, each on two ranks
     ("llama-tied-biases", 2, 1),
-    ("qwen3", 2, 2),
-    ("gemma2", 1, 2),
 ]
 OTHERS = [
+    ("llama3", 4, 1),  # two KV heads, each on two ranks
+    ("qwen3", 2, 2),
+    ("gemma2", 1, 2),
     ("llama3", 2, 1),
     ("qwen2-tied", 4, 1),  # one KV head
     ("qwen3-biased", 1, 2),

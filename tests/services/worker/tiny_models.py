@@ -205,9 +205,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+DEEP: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{variant}-deep": (VARIANTS[variant][0], VARIANTS[variant][1] | {"num_hidden_layers": 4})
+    for variant in ("llama3", "qwen2", "qwen3")
+}
+"""Layers of which three stages have 2, 1 and 1."""
+DEEP["gemma2-deep"] = (FAMILIES["gemma2"][0], FAMILIES["gemma2"][1] | {"num_hidden_layers": 4})
+
+
 def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
-    family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED)[variant]
+    family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED | DEEP)[variant]
     of_text = "Text" if family in ("Gemma3", "Llama4") else ""
     kind = f"{family}{of_text}Config"
     settings = {k: v for k, v in (SHARED | changes).items() if v is not None or k not in SHARED}

@@ -22,7 +22,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 43
+PROTOCOL_VERSION = 44
 
 Message = (
     membership.Hello

@@ -169,6 +169,11 @@ class Generation(RequestProgress):
             if self._opens_later:
                 return
 
+    @property
+    def open_ids(self) -> list[int]:
+        """What the gateway calls the prompts that were opened, while a choice of them is open."""
+        return self._ids
+
     def _to_open(self, last: int) -> range:
         """The prompts that are next, of those before ``last``; none while the window has no room
         for a whole batch, which the others make when they end."""

@@ -40,6 +40,7 @@ from penstock.services.scheduler.planned_step import Step
 from penstock.services.scheduler.planner import Planner
 from penstock.services.scheduler.policy import SchedulingPolicy
 from penstock.services.scheduler.prefill_budget import PrefillBudget
+from penstock.services.scheduler.progress import ProgressOf
 from penstock.services.scheduler.results import ResultReader
 from penstock.services.scheduler.sequence import Request, Sequence
 from penstock.services.scheduler.stats import Counters, SchedulerStats, snapshot
@@ -85,10 +86,10 @@ class SchedulerCore:
         self._caching = enable_prefix_caching
         self._usable = UsableSlots()
         self._room = WaitingRoom(max_waiting_requests, max_waiting_tokens)
-        self._sequences = OpenSequences(policy)
-        self._requests, self._waiting = self._sequences.requests, self._sequences.waiting
-        self._rows = self._sequences.rows
+        own = self._sequences = OpenSequences(policy)
+        self._requests, self._waiting, self._rows = own.requests, own.waiting, own.rows
         self._rows.engine = engine
+        self.progress = ProgressOf(self._requests, self._waiting, engine)
         self._shape, self._shares = shape, shares
         self.prefill_budget = PrefillBudget(shape)
         self.on_step: Callable[[Step, float], None] = lambda step, seconds: None
@@ -196,8 +197,7 @@ class SchedulerCore:
     def not_begun(self, before: float, most: int) -> list[int]:
         """Ids of those that came before then by a hand-over, less than their ``most``-th one, and
         wait for their turn: no choice has run, and none waits for blocks."""
-        late = (r for r in self._requests if 0 < r.head.hand_overs < most and r.queued_at < before)
-        return [one.id for one in late if not any(s.has_begun for s in one.open.values())]
+        return self._requests.not_begun(before, most)
 
     def failures(self, request_id: int) -> int:
         """Steps that failed with an open request since its last token, over all its choices."""

@@ -52,6 +52,18 @@ class Lanes(Generic[Item]):
         """Raises ``IndexError`` when empty."""
         return self._queues[self._top()[2]][0]
 
+    def num_before(self, lane: str, key: QueueKey) -> int:
+        """How many come before the item with this key, if its lane and the others go on by turns
+        from here: what they will be served meanwhile is not known. O(lanes)."""
+        before = self._queues[lane].num_before(key)
+        own = self._lane_key(lane), self._queues[lane].first_key()
+        found = before
+        for other, queue in self._queues.items():
+            if other != lane:
+                is_first = (self._lane_key(other), queue.first_key()) < own
+                found += min(len(queue), before + is_first)
+        return found
+
     def push(self, lane: str, key: QueueKey, item: Item) -> None:
         queue = self._queues.get(lane)
         if queue is None:

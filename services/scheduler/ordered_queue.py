@@ -35,6 +35,10 @@ class OrderedQueue(Generic[Item]):
         """Raises ``IndexError`` when empty."""
         return self._keys[0]
 
+    def num_before(self, key: QueueKey) -> int:
+        """How many have a smaller key."""
+        return bisect_left(self._keys, key)
+
     def push(self, key: QueueKey, item: Item) -> None:
         index = bisect_left(self._keys, key)
         self._keys.insert(index, key)

@@ -25,6 +25,11 @@ class RequestRegistry:
     def get(self, request_id: int) -> Request | None:
         return self._by_id.get(request_id)
 
+    def not_begun(self, before: float, most: int) -> list[int]:
+        """As in ``SchedulerCore``."""
+        late = (r for r in self if 0 < r.head.hand_overs < most and r.queued_at < before)
+        return [one.id for one in late if not any(s.has_begun for s in one.open.values())]
+
     def of(self, owner: str) -> list[Request]:
         return list(self._by_owner.get(owner, {}).values())
 

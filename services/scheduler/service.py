@@ -15,7 +15,7 @@ from penstock.protocol.process.metrics import Counter, Registry
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
 from penstock.protocol.trace_context import log_fields
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.administration import Ask
+from penstock.protocol.wire.messages.administration import REQUEST_PROGRESS, Ask
 from penstock.protocol.wire.messages.hand_overs import DecodeRoom
 from penstock.protocol.wire.messages.membership import Demand, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import Enqueue, Rejected
@@ -32,6 +32,7 @@ from penstock.services.scheduler.keeping import Keeping
 from penstock.services.scheduler.limits import Limits, capacity_of
 from penstock.services.scheduler.meters import EngineMeters
 from penstock.services.scheduler.policy_choice import make_policy
+from penstock.services.scheduler.progress import told
 from penstock.services.scheduler.rate_line import RateLine
 from penstock.services.scheduler.sent_plans import SentPlans
 from penstock.services.scheduler.sequence import Request
@@ -217,10 +218,13 @@ class SchedulerService(LoopService):
                     self._failed_beside.append(message)
             case Attached():
                 self._on_attached(sender, message, now)
+            case Ask() if message.what == REQUEST_PROGRESS:
+                progress = None if self.core is None else self.core.progress
+                self.mailbox.send(message.reply_to, told(message, progress))
             case Ask():
                 takes = self.group.attached and self._draining_since is None
-                told = self._adapters.asked(message, self.core if takes else None, now)
-                self.mailbox.send(message.reply_to, told)
+                core = self.core if takes else None
+                self.mailbox.send(message.reply_to, self._adapters.asked(message, core, now))
             case Enqueue() if self.ledger is None or (
                 not self.group.attached and self._another_is_ready()
             ):

@@ -72,6 +72,11 @@ class WaitingQueue:
             "suspect": suspect,
         }
 
+    def num_before(self, place: QueuePlace) -> int:
+        """How many start before what waits there, see ``Lanes``; not for what is put off."""
+        earlier = sum(map(len, self._ranks[: place.rank]))
+        return earlier + self._ranks[place.rank].num_before(place.lane, place.key)
+
     def put_off(self, sequence: Sequence, until: float, lane: str = GRAMMAR) -> QueuePlace:
         """Let a sequence wait, and not start before ``until``, monotonic seconds. ``lane``: what
         for."""

@@ -10,7 +10,11 @@ import msgspec
 LOG_LEVEL = "log_level"
 """Every process: log from this level on. About: its name."""
 FIND_REQUEST = "find_request"
-"""A frontend: what became of a request. About: an encoded ``RequestName``."""
+"""A frontend: what became of a request. About: an encoded ``RequestName``. Answer: an encoded
+``FoundRequest``."""
+REQUEST_PROGRESS = "request_progress"
+"""A scheduler: how far it is with requests. About: an encoded list of their ids, as processes know
+them. Answer: an encoded list of ``EngineProgress``, of those that are open there."""
 ABORT_REQUESTS = "abort_requests"
 """A frontend: end them. About: encoded ``RequestNames``. Answer: an encoded list of numbers, of
 each name how many ran."""
@@ -52,6 +56,35 @@ class RequestName(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: str
     owner: str | None = None
     """Whose it must be; ``None``: anybody's."""
+
+
+class FoundRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a frontend knows of a request."""
+
+    life: bytes
+    """As the route answers, in JSON."""
+    open_ids: list[int] = []
+    """What of it has not ended: ids that engines know."""
+
+
+class EngineProgress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How far an engine is with a request, over those of its choices that have not ended."""
+
+    id: int
+    engine: str
+    to_prefill: int
+    """Tokens of its prompts that no plan has taken up, nor the prefix cache held; of one prompt
+    with several choices, for the choice that is furthest."""
+    queued_s: float = -1.0
+    """Seconds from its arrival until the last of its choices began that has begun; -1: none has."""
+    cached: int = 0
+    """Tokens of its prompts that the prefix cache held, while it has no token yet; else 0."""
+    preemptions: int = 0
+    waits_for: str = ""
+    """What the next of its choices that waits is waiting for: ``slot``, ``grammar``, ``blocks`` or
+    ``adapter``; empty: none waits."""
+    ahead: int = -1
+    """Choices of others that start before that one, where it waits for a slot; else -1."""
 
 
 class RequestNames(msgspec.Struct, frozen=True, array_like=True, gc=False):

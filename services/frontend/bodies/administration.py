@@ -35,13 +35,37 @@ class RequestLife(Given, kw_only=True):
     ahead: Annotated[
         Count | None,
         Meta(
-            description="Before its first token: requests for the same model that came to the same "
-            "frontend before it and have none yet either."
+            description="Told by its engine: choices of other requests that start before its "
+            "first one that waits for a slot; null: none waits for one. Told by the frontend, "
+            "before its first token: requests for the same model that came to the same frontend "
+            "before it and have none yet either."
         ),
     ]
+    waits_for: Annotated[
+        Literal["slot", "grammar", "blocks", "adapter"] | None,
+        Meta(
+            description="What a choice of it waits for in its engine's queue: a slot with KV "
+            "memory, its grammar to be compiled, KV blocks to be loaded, its adapter; null: none "
+            "waits, or no engine has told."
+        ),
+    ] = None
+    told_by: Annotated[
+        Literal["engine", "frontend"],
+        Meta(
+            description="Whether the engines of all that has not ended have told how far they are, "
+            "or the frontend what it knows alone."
+        ),
+    ] = "frontend"
     choices: Count
     prompt_tokens: Count
     cached_tokens: Count
+    prefilled_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="Tokens of its prompts that its engine has begun to compute, or found in "
+            "the cache; fewer again after a preemption; null where the engine does not tell."
+        ),
+    ] = None
     output_tokens: Count
     queue_ms: Annotated[
         Milliseconds, Meta(description="From its arrival until an engine began; 0 before.")
@@ -54,8 +78,8 @@ class RequestLife(Given, kw_only=True):
     engine: Annotated[
         str | None,
         Meta(
-            description="Where it first ran, known from its first token on, and what it was handed "
-            "over to; several by commas."
+            description="Where it waits or first ran, and what it was handed over to; several by "
+            "commas. Where the engine does not tell, known from its first token on."
         ),
     ]
     hand_over_ms: Annotated[
@@ -69,7 +93,7 @@ class RequestLife(Given, kw_only=True):
         Count | None,
         Meta(
             description="How often its engine took its KV memory for others and computed it anew; "
-            "known at its end, null where a stop string ended it."
+            "null where it runs and its engine does not tell, or a stop string ended it."
         ),
     ]
     continuations: Annotated[

@@ -6,10 +6,13 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from penstock.client.meters import Usage
+from penstock.protocol.wire.messages.administration import EngineProgress
 from penstock.services.frontend.bodies.administration import RequestLife, RequestState
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ REFUSED = "rejected"
 """What a generation calls the end of a request that never ran."""
 ABORTED = "aborted"
 """Code of the error that ends a request because somebody asked for its end."""
+MOST_ASKED = 4096
+"""Prompts of one request that engines are asked about, the newest ones."""
 
 
 class Record(NamedTuple):
@@ -46,6 +51,14 @@ class Record(NamedTuple):
     continuations: int
     error: str | None
     error_code: str | None
+
+
+class Found(NamedTuple):
+    """A request as its frontend knows it."""
+
+    life: RequestLife
+    open_ids: list[int]
+    """What engines may know more of."""
 
 
 class History:
@@ -100,17 +113,18 @@ class History:
                 named.append(one)
         return list(found.values())
 
-    def find(self, name: str, owner: str | None) -> RequestLife | None:
+    def find(self, name: str, owner: str | None) -> Found | None:
         """The newest request of this id."""
         for generation in reversed(self.running(name, owner)):
             received = self._running[generation]
             record = record_of(generation, received)
-            return life_of(record, generation.now(), self._ahead(generation))
+            life = life_of(record, generation.now(), self._ahead(generation))
+            return Found(life, generation.open_ids[-MOST_ASKED:])
         now = self._wall()
         for record, at in reversed(self._ended.values()):
             is_it = record.id == name and owner in (None, record.owner)
             if is_it and now - at <= self._max_age_s:
-                return life_of(record, record.ended, None)
+                return Found(life_of(record, record.ended, None), [])
         return None
 
     def _ahead(self, generation: Generation) -> int | None:
@@ -177,6 +191,40 @@ def life_of(record: Record, now: float, ahead: int | None) -> RequestLife:
     )
 
 
+def with_progress(found: Found, told: list[EngineProgress]) -> RequestLife:
+    """What its frontend knows, and what engines tell beside it."""
+    life = found.life
+    if not told:
+        return life
+    is_whole = {one.id for one in told}.issuperset(found.open_ids)
+    prefilled = life.prompt_tokens - sum(one.to_prefill for one in told)
+    waiting = [one for one in told if one.waits_for]
+    engines = [*(life.engine or "").split(","), *(one.engine for one in told)]
+    life = msgspec.structs.replace(
+        life,
+        told_by="engine" if is_whole else "frontend",
+        ahead=min((one.ahead for one in waiting if one.ahead >= 0), default=None),
+        waits_for=waiting[0].waits_for if waiting else None,
+        cached_tokens=life.cached_tokens + sum(one.cached for one in told),
+        prefilled_tokens=max(0, prefilled) if is_whole else None,
+        engine=",".join(filter(None, dict.fromkeys(engines))) or None,
+        preemptions=(life.preemptions or 0) + sum(one.preemptions for one in told),
+    )
+    queued_s = max(one.queued_s for one in told)
+    return life if queued_s < 0.0 else _with_run(life, queued_s)
+
+
+def _with_run(life: RequestLife, queued_s: float) -> RequestLife:
+    """With the state that its frontend infers from its first token only."""
+    queue_ms = max(life.queue_ms, _ms(queued_s))
+    states = life.states
+    if not any(one.state == "running" for one in states):
+        received = datetime.fromisoformat(states[0].at)
+        at = _shown(received + timedelta(milliseconds=queue_ms))
+        states = [*states, RequestState(state="running", at=max(at, states[-1].at))]
+    return msgspec.structs.replace(life, states=states, state=states[-1].state, queue_ms=queue_ms)
+
+
 def _states(record: Record) -> Iterator[RequestState]:
     arrival = record.arrival
 
@@ -203,7 +251,10 @@ def _end_of(record: Record) -> str:
 
 
 def _time(seconds: float) -> str:
-    when = datetime.fromtimestamp(seconds, UTC)
+    return _shown(datetime.fromtimestamp(seconds, UTC))
+
+
+def _shown(when: datetime) -> str:
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

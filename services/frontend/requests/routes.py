@@ -17,7 +17,10 @@ from penstock.protocol.wire.messages.administration import (
     ABORT_REQUESTS,
     FIND_REQUEST,
     LOG_LEVEL,
+    REQUEST_PROGRESS,
     Ask,
+    EngineProgress,
+    FoundRequest,
     RequestName,
     RequestNames,
     Told,
@@ -35,6 +38,7 @@ from penstock.services.frontend.dialect_handler import owner
 from penstock.services.frontend.errors import ApiError
 from penstock.services.frontend.keys.known_key import Right
 from penstock.services.frontend.request_body import read_body
+from penstock.services.frontend.requests.history import Found, with_progress
 from penstock.services.frontend.system import json_response
 
 REQUEST = "/v1/requests/{request}"
@@ -52,16 +56,14 @@ async def show_request(request: web.Request) -> web.Response:
     """``GET /v1/requests/{id}``: of the caller's own, or with an admin key of anybody's."""
     context, name = request.app[CONTEXT], request.match_info["request"]
     whose = None if "admin" in request[KEY].rights else owner(request)
-    life = context.history.find(name, whose)
-    if life is None and len(name) <= MAX_ID:
+    found = context.history.find(name, whose)
+    if found is None and len(name) <= MAX_ID:
         asked = msgspec.msgpack.encode(RequestName(name, whose))
         answers = await context.gateway.ask("frontend", FIND_REQUEST, asked)
-        life = max(
-            (msgspec.json.decode(one, type=RequestLife) for one in answers),
-            key=lambda one: one.states[0].at,
-            default=None,
+        found = max(
+            map(_found_elsewhere, answers), key=lambda one: one.life.states[0].at, default=None
         )
-    if life is None:
+    if found is None:
         raise ApiError(
             404,
             f"There is no request {show(name)} of this caller; ended ones are kept for an hour at "
@@ -69,7 +71,22 @@ async def show_request(request: web.Request) -> web.Response:
             kind="not_found_error",
             code="request_not_found",
         )
-    return json_response(life)
+    return json_response(await _with_engines(context, found))
+
+
+def _found_elsewhere(told: bytes) -> Found:
+    found = msgspec.msgpack.decode(told, type=FoundRequest)
+    return Found(msgspec.json.decode(found.life, type=RequestLife), found.open_ids)
+
+
+async def _with_engines(context: Context, found: Found) -> RequestLife:
+    """With what the engines say that have it; within the time that any question has."""
+    if not found.open_ids:
+        return found.life
+    asked = msgspec.msgpack.encode(found.open_ids)
+    answers = await context.gateway.ask("scheduler", REQUEST_PROGRESS, asked)
+    told = (msgspec.msgpack.decode(one, type=list[EngineProgress]) for one in answers)
+    return with_progress(found, list(itertools.chain.from_iterable(told)))
 
 
 async def abort_request(request: web.Request) -> web.Response:
@@ -134,8 +151,9 @@ def answer(context: Context, asked: Ask) -> Told:
     with contextlib.suppress(msgspec.MsgspecError):
         if asked.what == FIND_REQUEST:
             name = msgspec.msgpack.decode(asked.about, type=RequestName)
-            if life := context.history.find(name.id, name.owner):
-                found = msgspec.json.encode(life)
+            if known := context.history.find(name.id, name.owner):
+                life = msgspec.json.encode(known.life)
+                found = msgspec.msgpack.encode(FoundRequest(life, known.open_ids))
         elif asked.what == ABORT_REQUESTS:
             names = msgspec.msgpack.decode(asked.about, type=RequestNames)
             if any(counts := aborted(context, names)):

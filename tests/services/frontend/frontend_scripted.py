@@ -128,6 +128,8 @@ class ScriptedGateway:
         """What other frontends say to a question."""
         self.launcher_answer: Callable[[str, bytes], bytes] | None = None
         """What the launcher says to one."""
+        self.engines_answer: list[Callable[[str, bytes], bytes]] = []
+        """What schedulers say to one."""
         self.registry = Registry()
         self.others: list[ProcessMetrics] = []
         self.failures: list[BaseException] = []
@@ -169,6 +171,8 @@ class ScriptedGateway:
         asked = [one for one in self.others_answer if service in ("", "frontend")]
         if service == "launcher" and self.launcher_answer is not None:
             asked = [self.launcher_answer]
+        if service == "scheduler":
+            asked = self.engines_answer
         return [found for one in asked if (found := one(what, about))]
 
     def members(self) -> list[Peer]:

@@ -14,7 +14,13 @@ from key_files import Keys
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.process import logs
-from penstock.protocol.wire.messages.administration import Ask, RequestName
+from penstock.protocol.wire.messages.administration import (
+    REQUEST_PROGRESS,
+    Ask,
+    EngineProgress,
+    FoundRequest,
+    RequestName,
+)
 from penstock.protocol.wire.messages.requests import Work
 from penstock.protocol.wire.messages.tokens import End, EndReason, RowStart
 from penstock.services.frontend.context import CONTEXT
@@ -106,6 +112,87 @@ def test_a_request_tells_its_states_while_it_runs_and_afterwards(keys: Keys) -> 
     run(wrapped, main_script, config=keys.config)
 
 
+class Engines:
+    """Of which one has the requests with these ids, and says how far it is."""
+
+    def __init__(self, *progress: EngineProgress) -> None:
+        self.progress = {one.id: one for one in progress}
+
+    def __call__(self, what: str, about: bytes) -> bytes:
+        assert what == REQUEST_PROGRESS
+        ids = msgspec.msgpack.decode(about, type=list[int])
+        found = [self.progress[number] for number in ids if number in self.progress]
+        return msgspec.msgpack.encode(found) if found else b""
+
+
+async def opened(client: Client, body: dict[str, Any], name: str, headers: Any) -> Any:
+    """A request that an engine has taken, and that has no token yet."""
+    steps = client.gateway.script = Steps()
+    steps.accepts.set()
+    opened_before = len(client.gateway.works)
+    asked = asyncio.create_task(client.post(TEXT, body, headers={**headers, "x-request-id": name}))
+    while len(client.gateway.works) == opened_before:
+        await asyncio.sleep(0.001)
+    await until(client, name, headers, "queued")
+    return asked, steps
+
+
+def test_what_the_engine_tells_while_it_runs_is_in_the_answer(keys: Keys) -> None:
+    ann = keys.add("ann")
+
+    async def use(client: Client) -> None:
+        client.gateway.script = Steps()
+        while_unknown = asyncio.create_task(client.post(TEXT, ONE, headers=ann))
+        asked, steps = await opened(client, ONE, "mine", ann)
+        found = await life(client, "mine", ann)
+        assert (found["told_by"], found["prefilled_tokens"]) == ("frontend", None)
+        waits = EngineProgress(2, "3", 7, waits_for="slot", ahead=4)
+        client.gateway.engines_answer = [lambda what, about: b"", Engines(waits)]
+        found = await life(client, "mine", ann)
+        assert (found["told_by"], found["state"], found["engine"]) == ("engine", "queued", "3")
+        assert (found["ahead"], found["waits_for"], found["prefilled_tokens"]) == (4, "slot", 0)
+        runs = EngineProgress(2, "3", 5, queued_s=0.25, cached=1, preemptions=2)
+        client.gateway.engines_answer = [Engines(runs)]
+        found = await life(client, "mine", ann)
+        assert [one["state"] for one in found["states"]] == ["received", "queued", "running"]
+        assert (found["state"], found["queue_ms"], found["preemptions"]) == ("running", 250.0, 2)
+        assert (found["prefilled_tokens"], found["cached_tokens"]) == (2, 1)
+        assert (found["ahead"], found["waits_for"], found["output_tokens"]) == (None, None, 0)
+        times = [one["at"] for one in found["states"]]
+        assert times == sorted(times)
+        steps.begins.set()
+        steps.ends.set()
+        await asked
+        found = await life(client, "mine", ann)
+        assert (found["told_by"], found["state"]) == ("frontend", "finished")
+        while_unknown.cancel()
+
+    run(use, config=keys.config)
+
+
+def test_several_prompts_are_whole_when_all_their_engines_tell(keys: Keys) -> None:
+    ann = keys.add("ann")
+
+    async def use(client: Client) -> None:
+        asked, _ = await opened(client, {**ONE, "prompt": ["x", "y"]}, "two", ann)
+        first = Engines(EngineProgress(1, "0", 0, queued_s=0.1))
+        second = Engines(EngineProgress(2, "1", 3, waits_for="grammar"))
+        client.gateway.engines_answer = [first]
+        found = await life(client, "two", ann)
+        assert (found["told_by"], found["prefilled_tokens"]) == ("frontend", None)
+        client.gateway.engines_answer = [first, second]
+        found = await life(client, "two", ann)
+        assert (found["told_by"], found["prefilled_tokens"]) == ("engine", 11)
+        assert (found["engine"], found["waits_for"], found["ahead"]) == ("0,1", "grammar", None)
+        context = client.app[CONTEXT]
+        about = msgspec.msgpack.encode(RequestName("two"))
+        told = answer(context, Ask("", 1, "find_request", about)).answer
+        assert msgspec.msgpack.decode(told, type=FoundRequest).open_ids == [1, 2]
+        asked.cancel()
+
+    run(use, config=keys.config)
+
+
 def test_a_request_is_its_keys_own_and_an_admins_and_nobody_elses(keys: Keys) -> None:
     ann, bob, root = keys.add("ann"), keys.add("bob"), keys.add("root", "admin")
 
@@ -157,7 +244,8 @@ def test_what_another_frontend_had_is_found_through_it(keys: Keys) -> None:
             return answer(context, Ask("", 1, "find_request", about)).answer
 
         found = told("mine", tenant)
-        assert json.loads(found)["id"] == "mine"
+        known = msgspec.msgpack.decode(found, type=FoundRequest)
+        assert (json.loads(known.life)["id"], known.open_ids) == ("mine", [])
         assert told("mine", None) == found
         assert told("mine", "somebody") == told("other", None) == b""
         assert answer(context, Ask("", 1, "find_request", b"\xc1")).answer == b""

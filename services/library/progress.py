@@ -55,12 +55,8 @@ class ProgressBar:
         try:
             sys.stderr.write(f"\r{text}{blanks}{end}")
             sys.stderr.flush()
-        except (
-            AttributeError,
-            OSError,
-            ValueError,
-        ):  # there is none any more; the answers do not depend on it
-            self._shown = False
+        except (AttributeError, OSError, ValueError):
+            self._shown = False  # there is no stream any more; the answers need none
 
     def _text(self, seconds: float, columns: int) -> str:
         done, total = self._done, self._total

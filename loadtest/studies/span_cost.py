@@ -28,7 +28,7 @@ OPENED: Attributes = {
 CLOSED: Attributes = {
     "gen_ai.response.model": "penstock-demo", "gen_ai.usage.input_tokens": 77,
     "gen_ai.usage.cache_read.input_tokens": 64, "gen_ai.usage.output_tokens": 128,
-    "gen_ai.response.finish_reasons": ["length"], "penstock.continuations": 0,
+    "gen_ai.response.finish_reasons": ("length",), "penstock.continuations": 0,
 }  # fmt: skip
 CHOICE: Attributes = {"penstock.choice": 0, "penstock.attempt": 1}
 STAGES: tuple[tuple[str, Attributes], ...] = (

@@ -14,6 +14,9 @@ from functools import lru_cache
 Scalar = str | int | float | bool
 _KEPT_LENGTH = 128
 """Longer texts may be a client's, and are not kept, so that what is kept stays small."""
+_MOST_KEPT = 8192
+_OF_ONE_SPAN = frozenset({"penstock.request_id"})
+"""Attributes whose values do not come again."""
 
 
 def _varint(value: int) -> bytes:
@@ -58,7 +61,24 @@ def attribute(key: str, value: Scalar | tuple[str, ...]) -> bytes:
     return delimited(b"\x4a", pair)
 
 
-_kept_attribute = lru_cache(maxsize=4096, typed=True)(attribute)
+class _Kept(dict[tuple[str, object], bytes]):
+    """Attributes as bytes, each made when it is first asked for. What comes but once is not kept.
+
+    The values of a key are of one type, as OpenTelemetry wants it: 1 and 1.0 are the same here.
+    """
+
+    def __missing__(self, item: tuple[str, object]) -> bytes:
+        key, value = item
+        made = attribute(key, value)  # type: ignore[arg-type]
+        if key in _OF_ONE_SPAN or (isinstance(value, str) and len(value) > _KEPT_LENGTH):
+            return made
+        if len(self) >= _MOST_KEPT:
+            self.clear()
+        self[item] = made
+        return made
+
+
+_kept = _Kept()
 
 
 def name_and_kind(name: str, kind: int) -> bytes:
@@ -74,13 +94,12 @@ _kept_name = lru_cache(maxsize=1024)(_name)
 
 
 def attributes(facts: Mapping[str, object]) -> bytes:
-    """All attributes of a span. A sequence of strings may be of any kind."""
-    parts = []
-    for key, value in facts.items():
-        if isinstance(value, str) and len(value) > _KEPT_LENGTH:
-            parts.append(attribute(key, value))
-        elif isinstance(value, (str, int, float)):
-            parts.append(_kept_attribute(key, value))
-        else:
-            parts.append(attribute(key, tuple(value)))  # type: ignore[arg-type]
-    return b"".join(parts)
+    """All attributes of a span. A sequence of strings may be of any kind; a tuple takes least."""
+    try:
+        return b"".join(map(_kept.__getitem__, facts.items()))
+    except TypeError:  # a list has no hash
+        known: list[tuple[str, object]] = [
+            (key, value if isinstance(value, (str, int, float)) else tuple(value))  # type: ignore[arg-type]
+            for key, value in facts.items()
+        ]
+        return b"".join(map(_kept.__getitem__, known))

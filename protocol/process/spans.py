@@ -7,10 +7,9 @@ the request (``RequestHead.trace``), and every process records its stages when t
     if SPANS.on:
         SPANS.record("encode", head.trace, began, ended, {"penstock.prompt_tokens": 7})
 
-The SDK's batch processor makes them into spans (``stage_export.py``) and exports them from a
-thread of its own, and drops what does not fit into its queue, so a dead collector costs requests
-nothing. Where to, which and as whom the standard
-variables say (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/):
+A thread of their own makes them into spans and exports them (``stage_export.py``); what does not
+fit into its queue is dropped, so a dead collector costs requests nothing. Where to, which and as
+whom the standard variables say (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/):
 ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``…_HEADERS``, ``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``,
 ``OTEL_BSP_…``, ``OTEL_…_LIMIT``; ``OTEL_SDK_DISABLED`` turns all off. Names of attributes are those
 of the GenAI conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/), others begin with
@@ -20,27 +19,26 @@ of the GenAI conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/), 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.process.stage import Attributes, Stage
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-
-    from penstock.protocol.process.stage import Stage
     from penstock.protocol.process.stage_export import Begun, RequestSampler
+    from penstock.protocol.process.stage_queue import StageQueue
 
 MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 """What the extra ``otel`` brings."""
 LAST_SECONDS = 2.0
 """A process that ends waits so long for its last spans to be exported."""
-Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
+_ODD = frozenset("13579bdfBDF")
 
 
 def is_sampled(traceparent: str) -> bool:
     """Whether the spans of this trace are wanted: bit 0 of its flags (W3C Trace Context)."""
-    return len(traceparent) >= 55 and bool(int(traceparent[53:55], 16) & 1)
+    return len(traceparent) >= 55 and traceparent[54] in _ODD
 
 
 class OpenSpan:
@@ -49,7 +47,7 @@ class OpenSpan:
     __slots__ = ("_began", "_begun", "_event", "_name", "_queue", "traceparent")
 
     def __init__(
-        self, name: str, begun: Begun, began: float, queue: Callable[[ReadableSpan], None]
+        self, name: str, begun: Begun, began: float, queue: Callable[[Stage], None]
     ) -> None:
         self.traceparent = begun.traceparent
         self._name, self._begun, self._began, self._queue = name, begun, began, queue
@@ -64,11 +62,10 @@ class OpenSpan:
         begun = self._begun
         if not begun.is_sampled:
             return
-        from penstock.protocol.process.stage import Stage
-
-        facts = {**begun.facts, **attributes}
-        stage = Stage(self._name, begun.parent, self._began, time.monotonic(), facts, error)
-        stage.own_id, stage.event = begun.own_id, self._event
+        facts, ended = {**begun.facts, **attributes}, time.monotonic()
+        stage = Stage(
+            self._name, begun.parent, self._began, ended, facts, error, begun.own_id, self._event
+        )
         self._queue(stage)
 
 
@@ -77,10 +74,8 @@ class Spans:
 
     def __init__(self) -> None:
         self.on = False
-        self._provider: TracerProvider | None = None
         self._sampler: RequestSampler | None = None
-        self._made: type[Stage] | None = None
-        self._queue: Callable[[ReadableSpan], None] | None = None
+        self._queue: StageQueue | None = None
 
     def wanted(self, traceparent: str) -> str:
         """The first 55 characters of a sampled ``traceparent``; empty for others, and while off."""
@@ -96,8 +91,8 @@ class Spans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace import NoOpTracer
 
-        from penstock.protocol.process.stage import Stage
         from penstock.protocol.process.stage_export import RequestSampler, StageExporter
+        from penstock.protocol.process.stage_queue import StageQueue
 
         resource = Resource.create({"penstock.process": service, "process.pid": os.getpid()})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
@@ -106,25 +101,25 @@ class Spans:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=limits)
         if isinstance(provider.get_tracer("penstock"), NoOpTracer):
             return
-        processor = BatchSpanProcessor(StageExporter(OTLPSpanExporter(), provider, limits))
-        provider.add_span_processor(processor)
-        self._provider, self._sampler = provider, RequestSampler(provider)
-        self._made, self._queue = Stage, processor.on_end
+        settings: Any = BatchSpanProcessor
+        most, batch = settings._default_max_queue_size(), settings._default_max_export_batch_size()
+        delay_ms = settings._default_schedule_delay_millis()
+        settings._validate_arguments(most, delay_ms, batch)
+        exporter = StageExporter(OTLPSpanExporter(), provider, limits)
+        self._sampler = RequestSampler(provider)
+        self._queue = StageQueue(exporter, most, batch, delay_ms / 1e3)
         self.on = True
 
     def flush(self) -> None:
         """Wait until all that was recorded is exported."""
-        if self._provider is not None:
-            self._provider.force_flush()
+        if self._queue is not None:
+            self._queue.flush()
 
     def end(self) -> None:
         """Export what there is, for ``LAST_SECONDS`` at most. Nothing is recorded any more."""
-        provider, self._provider, self._sampler, self.on = self._provider, None, None, False
-        self._made = self._queue = None
-        if provider is not None:
-            last = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
-            last.start()
-            last.join(LAST_SECONDS)
+        queue, self._queue, self._sampler, self.on = self._queue, None, None, False
+        if queue is not None:
+            queue.end(LAST_SECONDS)
 
     def open(
         self, name: str, traceparent: str, began: float, attributes: Attributes
@@ -134,7 +129,7 @@ class Spans:
         sampler, queue = self._sampler, self._queue
         if sampler is None or queue is None:
             return None
-        return OpenSpan(name, sampler.begin(name, traceparent, attributes), began, queue)
+        return OpenSpan(name, sampler.begin(name, traceparent, attributes), began, queue.add)
 
     def record(
         self,
@@ -147,10 +142,9 @@ class Spans:
     ) -> None:
         """A stage that is over; times in monotonic seconds. Nothing where its trace is not
         sampled, or there is none. ``attributes`` are read later, in another thread."""
-        made, queue = self._made, self._queue  # another thread may end it all meanwhile
-        if made is None or queue is None or not is_sampled(traceparent):
-            return
-        queue(made(name, traceparent, began, ended, attributes, error))
+        queue = self._queue  # another thread may end it all meanwhile
+        if queue is not None and is_sampled(traceparent):
+            queue.add(Stage(name, traceparent, began, ended, attributes, error))
 
     def record_continuation(self, lost: str, traceparent: str, began: float, cause: str) -> None:
         """A request was begun again after the loss of a process of the service ``lost``, and

@@ -1,35 +1,50 @@
 """Spans on their way to a collector, made by the thread that exports.
 
 A span is over when it is recorded, so the thread that works on requests only puts what it knows of
-it (``Stage``) into the queue of the SDK's batch processor. All else (ids, limits, protobuf) is left
-to the processor's own thread, in ``StageExporter``, which writes OTLP's bytes itself
-(``otlp_bytes.py``): that takes a fraction of what the SDK takes to make spans and to encode them.
+it (``Stage``) into a queue (``stage_queue.py``). All else (ids, limits, protobuf) is left to the
+queue's thread, in ``StageExporter``, which writes OTLP's bytes itself (``otlp_bytes.py``): that
+takes a fraction of what the SDK takes to make spans and to encode them.
 Imported only while spans are recorded: it needs the SDK.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
+import msgspec
+import requests
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler
-from opentelemetry.trace import NonRecordingSpan, SpanKind, TraceFlags, set_span_in_context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, ParentBased, Sampler
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
 
 from penstock.protocol.process.otlp_bytes import delimited
-from penstock.protocol.process.stage import Attributes, Stage, context_of
+from penstock.protocol.process.stage import Attributes, Stage, is_root
 
 _MOST_ATTRIBUTES = 24
 """No span has more, so a higher limit need not be looked at for each."""
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_SCOPE = InstrumentationScope("penstock")
 
 
-class Begun(NamedTuple):
+class Begun(msgspec.Struct, gc=False):
     """A request's span, whose end is not known yet."""
 
     parent: str
@@ -46,25 +61,30 @@ class RequestSampler:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._sampler, self._ids = provider.sampler, provider.id_generator
+        self._wants_new = provider.sampler is DEFAULT_ON
+        """All of no client's trace."""
 
     def begin(self, name: str, traceparent: str, facts: Attributes) -> Begun:
         """``traceparent``: the client's, or empty. Its flags but the first go on with it."""
-        context, other_flags = Context(), 0  # never below what some library holds current
-        if traceparent:
-            parent = context_of(traceparent)
-            context = set_span_in_context(NonRecordingSpan(parent), context)
-            trace_id, other_flags = parent.trace_id, parent.trace_flags & ~TraceFlags.SAMPLED
-        else:
+        own_id = self._ids.generate_span_id()
+        if not traceparent:
             trace_id = self._ids.generate_trace_id()
-            traceparent = f"00-{trace_id:032x}-{0:016x}-01"
+            trace = f"00-{trace_id:032x}-"
+            traceparent = trace + "0000000000000000-01"
+            if self._wants_new:
+                return Begun(traceparent, own_id, f"{trace}{own_id:016x}-01", facts, True)
+            context, other_flags = Context(), 0  # never below what some library holds current
+        else:
+            parent = context_of(traceparent)
+            context = set_span_in_context(NonRecordingSpan(parent), Context())
+            trace_id, other_flags = parent.trace_id, parent.trace_flags & ~TraceFlags.SAMPLED
         asked = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER, facts)
         is_sampled = asked.decision is Decision.RECORD_AND_SAMPLE
-        own_id, flags = self._ids.generate_span_id(), other_flags | is_sampled
-        own = f"00-{trace_id:032x}-{own_id:016x}-{flags:02x}"
+        own = f"00-{trace_id:032x}-{own_id:016x}-{other_flags | is_sampled:02x}"
         return Begun(traceparent, own_id, own, asked.attributes or {}, is_sampled)
 
 
-class StageExporter(SpanExporter):
+class StageExporter:
     """Has ``exporter`` send stages: as bytes where it is known how it sends them, else as spans of
     the SDK.
 
@@ -75,10 +95,13 @@ class StageExporter(SpanExporter):
         self, exporter: OTLPSpanExporter, provider: TracerProvider, limits: SpanLimits
     ) -> None:
         self._exporter: SpanExporter = exporter
+        client = getattr(exporter, "_client", None)
         # It has no public method for bytes, and this one may be missing in other versions.
-        self._send = getattr(getattr(exporter, "_client", None), "export", None)
+        self._send = getattr(client, "export", None)
+        _look_once_for_proxies(
+            getattr(client, "_transport", None), getattr(client, "_endpoint", "")
+        )
         self._resource = provider.resource
-        self._new_id: Callable[[], int] = provider.id_generator.generate_span_id
         self._count_limit = limits.max_span_attributes
         self._length_limit = limits.max_span_attribute_length
         few = self._count_limit is not None and self._count_limit < _MOST_ATTRIBUTES
@@ -87,41 +110,48 @@ class StageExporter(SpanExporter):
         followed = isinstance(provider.sampler, ParentBased)
         self._sampler: Sampler | None = None if followed else provider.sampler
         any_stage = Stage("", f"00-{1:032x}-{1:016x}-01", 0.0, 0.0, {}, "")
-        (sent,) = encode_spans([any_stage.sdk_span(1, {}, 0, self._resource)]).resource_spans
+        (sent,) = encode_spans([sdk_span(any_stage, b"", {}, 0, self._resource)]).resource_spans
         sent.scope_spans[0].ClearField("spans")
         self._scope = sent.scope_spans[0].SerializeToString()
         sent.ClearField("scope_spans")
         self._resource_bytes = sent.SerializeToString()
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        stages = [one for one in spans if isinstance(one, Stage) and self._is_sampled(one)]
-        if not stages:
-            return SpanExportResult.SUCCESS
-        since_1970, new_id, facts = time.time_ns() - time.monotonic_ns(), self._new_id, self._facts
+    def export(self, stages: Sequence[Stage]) -> None:
+        """Send them; returns when a collector has them or does not want them."""
+        if self._sampler is not None:
+            stages = [stage for stage in stages if self._is_sampled(stage, self._sampler)]
+            if not stages:
+                return
+        since_1970, ids = time.time_ns() - time.monotonic_ns(), random.randbytes(8 * len(stages))
         if self._send is None:
-            return self._exporter.export(
-                [one.sdk_span(new_id(), facts(one), since_1970, self._resource) for one in stages]
-            )
-        written = [
-            delimited(b"\x12", one.encoded(new_id(), facts(one), since_1970)) for one in stages
-        ]
-        scope = delimited(b"\x12", b"".join([self._scope, *written]))
-        sent = self._send(delimited(b"\x0a", self._resource_bytes + scope))
-        return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE
+            spans = [
+                sdk_span(one, ids[at : at + 8], self._facts(one), since_1970, self._resource)
+                for at, one in zip(range(0, len(ids), 8), stages, strict=True)
+            ]
+            self._exporter.export(spans)
+            return
+        written, at = [self._scope], 0
+        for one in stages:
+            new_id, facts, dropped = ids[at : at + 8], one.facts, 0
+            at += 8
+            if self._is_limited or one.error:
+                facts = self._facts(one)
+                dropped = facts.dropped if isinstance(facts, BoundedAttributes) else 0
+            written.append(one.encoded(new_id, facts, since_1970, dropped))
+        scope = delimited(b"\x12", b"".join(written))
+        self._send(delimited(b"\x0a", self._resource_bytes + scope))
 
     def shutdown(self) -> None:
+        """No more is exported, and what is being sent is not sent again."""
         self._exporter.shutdown()
 
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
-
-    def _is_sampled(self, stage: Stage) -> bool:
-        """As the configured sampler says of a child of this parent; without one, yes."""
-        if self._sampler is None or stage.own_id:
+    def _is_sampled(self, stage: Stage, sampler: Sampler) -> bool:
+        """As the configured sampler says of a child of this parent."""
+        if stage.own_id:
             return True
         parent = context_of(stage.traceparent)
         context = set_span_in_context(NonRecordingSpan(parent))
-        asked = self._sampler.should_sample(context, parent.trace_id, stage.name)
+        asked = sampler.should_sample(context, parent.trace_id, stage.name)
         return asked.decision is Decision.RECORD_AND_SAMPLE
 
     def _facts(self, stage: Stage) -> Attributes:
@@ -131,3 +161,44 @@ class StageExporter(SpanExporter):
             return facts
         bounded: Any = BoundedAttributes(self._count_limit, facts, max_value_len=self._length_limit)
         return bounded  # type: ignore[no-any-return]
+
+
+def sdk_span(
+    stage: Stage, new_id: bytes, facts: Attributes, since_1970: int, resource: Resource
+) -> ReadableSpan:
+    """A stage as a span of the SDK. Arguments as those of ``Stage.encoded``."""
+    trace_id, began = int(stage.traceparent[3:35], 16), since_1970 + int(stage.began * 1e9)
+    own_id = stage.own_id or int.from_bytes(new_id, "big")
+    events = [] if stage.event is None else [
+        Event(stage.event[0], timestamp=since_1970 + int(stage.event[1] * 1e9))
+    ]  # fmt: skip
+    return ReadableSpan(
+        stage.name,
+        SpanContext(trace_id, own_id, False, _SAMPLED),
+        None if is_root(stage.traceparent) else context_of(stage.traceparent),
+        resource,
+        facts,
+        events,
+        kind=SpanKind.SERVER if stage.own_id else SpanKind.INTERNAL,
+        status=Status(StatusCode.ERROR, stage.error) if stage.error else Status(),
+        start_time=began,
+        end_time=max(began, since_1970 + int(stage.ended * 1e9)),
+        instrumentation_scope=_SCOPE,
+    )
+
+
+def context_of(traceparent: str) -> SpanContext:
+    """What a ``traceparent`` says, as the SDK has it."""
+    trace_id, span_id = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
+    return SpanContext(trace_id, span_id, True, TraceFlags(int(traceparent[53:55], 16)))
+
+
+def _look_once_for_proxies(session: object, endpoint: str) -> None:
+    """What ``requests`` reads of the environment for each batch (proxies, certificates, the
+    password in .netrc) is read now, if it is ``requests`` that sends."""
+    if type(session) is not requests.Session or not session.trust_env:
+        return
+    found = session.merge_environment_settings(endpoint, {}, None, None, None)
+    session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
+    session.auth = session.auth or requests.utils.get_netrc_auth(endpoint)
+    session.trust_env = False

@@ -59,7 +59,7 @@ def end_span(span: OpenSpan, generation: Generation) -> None:
         "gen_ai.usage.input_tokens": usage.prompt,
         "gen_ai.usage.cache_read.input_tokens": usage.cached,
         "gen_ai.usage.output_tokens": usage.completion,
-        "gen_ai.response.finish_reasons": list(generation.reasons),
+        "gen_ai.response.finish_reasons": tuple(generation.reasons),
         "penstock.continuations": generation.continuations,
     }
     if generation.first_at:

@@ -20,7 +20,7 @@ from otlp_receiver import collecting
 
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled
 from penstock.protocol.process.stage import Stage
-from penstock.protocol.process.stage_export import StageExporter
+from penstock.protocol.process.stage_export import StageExporter, sdk_span
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -141,8 +141,10 @@ def stages() -> list[Stage]:
 @pytest.mark.parametrize("stage", stages(), ids=["stage", "failed", "root", "child"])
 def test_what_is_written_is_what_the_sdk_writes(stage: Stage) -> None:
     facts = BoundedAttributes(5, stage.facts)
-    written = otlp.Span.FromString(stage.encoded(0xCD, facts, 10**18))
-    same = stage.sdk_span(0xCD, facts, 10**18, Resource({}))
+    new_id = bytes.fromhex("01020304050607cd")
+    encoded = stage.encoded(new_id, facts, 10**18, facts.dropped)
+    (written,) = otlp.ScopeSpans.FromString(encoded).spans
+    same = sdk_span(stage, new_id, facts, 10**18, Resource({}))
     (expected,) = encode_spans([same]).resource_spans[0].scope_spans[0].spans
     if not stage.error:
         expected.ClearField("status")  # it is there, but empty

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from functools import lru_cache
 
 Scalar = str | int | float | bool
 _KEPT_LENGTH = 128
@@ -83,14 +82,7 @@ _kept = _Kept()
 
 def name_and_kind(name: str, kind: int) -> bytes:
     """``Span.name`` and ``Span.kind`` with their tags."""
-    return (_kept_name if len(name) <= _KEPT_LENGTH else _name)(name, kind)
-
-
-def _name(name: str, kind: int) -> bytes:
     return delimited(b"\x2a", name.encode()) + b"\x30" + varint(kind)
-
-
-_kept_name = lru_cache(maxsize=1024)(_name)
 
 
 def attributes(facts: Mapping[str, object]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -11,14 +12,14 @@ from penstock.protocol.process.otlp_bytes import attributes, delimited, name_and
 
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
+_NO_PARENT = "0000000000000000"
 _ROOT_FLAGS, _CHILD_FLAGS = 0x100, 0x300
 """``SpanFlags``: whether the parent is of another process is known; and it is."""
 _INTERNAL, _SERVER = 1, 2
 """Of ``SpanKind``."""
 _STATUS_ERROR = b"\x18\x02"
-# Tags (with the length of an id) and values in turn: ids, both times, flags.
-_ROOT = struct.Struct("<H16sH8sBQBQHI").pack
-_CHILD = struct.Struct("<H16sH8sH8sBQBQHI").pack
+_TIMES = struct.Struct("<QBQ").pack
+"""The value of the field of a span's begin, then tag and value of that of its end."""
 _EVENT = struct.Struct("<BQ").pack
 _hex = bytes.fromhex
 
@@ -48,26 +49,21 @@ class Stage(msgspec.Struct, gc=False):
         ``dropped`` are left out; ``since_1970``: nanoseconds from 1970 to zero of the monotonic
         clock.
         """
-        parent, kind = self.traceparent, _INTERNAL
+        parent = self.traceparent
         began, ended = since_1970 + int(self.began * 1e9), since_1970 + int(self.ended * 1e9)
-        if ended < began:
-            ended = began
-        if self.own_id:
-            new_id, kind = self.own_id.to_bytes(8, "big"), _SERVER
-        trace, above = _hex(parent[3:35]), parent[36:52]
-        if above == "0000000000000000":
-            head = _ROOT(
-                *(0x100A, trace, 0x0812, new_id, 0x39, began, 0x41, ended, 0x0185, _ROOT_FLAGS)
-            )
-        else:
-            head = _CHILD(
-                *(0x100A, trace, 0x0812, new_id, 0x0822, _hex(above)),
-                *(0x39, began, 0x41, ended, 0x0185, _CHILD_FLAGS),
-            )
-        named, known = name_and_kind(self.name, kind), attributes(facts)
+        times = _TIMES(began, 0x41, ended if ended > began else began)
+        known, own_id = attributes(facts), self.own_id
         rest = self._rest(since_1970, dropped) if self.event or self.error or dropped else b""
-        size = varint(len(head) + len(named) + len(known) + len(rest))
-        return b"".join((b"\x12", size, head, named, known, rest))
+        if own_id:
+            new_id = own_id.to_bytes(8, "big")
+        trace, above = _hex(parent[3:35]), parent[36:52]
+        if above == _NO_PARENT:
+            whole, size = _root(self.name, _SERVER if own_id else _INTERNAL)
+            size += len(known) + len(rest)
+            return whole % (varint(size), trace, new_id, times, known, rest)
+        whole, size = _child(self.name, _SERVER if own_id else _INTERNAL)
+        size += len(known) + len(rest)
+        return whole % (varint(size), trace, new_id, _hex(above), times, known, rest)
 
     def _rest(self, since_1970: int, dropped: int) -> bytes:
         """What few spans have."""
@@ -85,4 +81,23 @@ class Stage(msgspec.Struct, gc=False):
 
 def is_root(traceparent: str) -> bool:
     """Whether it names a trace and no span in it."""
-    return traceparent[36:52] == "0000000000000000"
+    return traceparent[36:52] == _NO_PARENT
+
+
+def _form(name: str, kind: int, parent: bytes, flags: int) -> tuple[bytes, int]:
+    """A span but for size, trace, id, ``parent``, times, attributes and the rest, in this order;
+    and its size without the last two."""
+    fixed = name_and_kind(name, kind) + b"\x85\x01" + flags.to_bytes(4, "little")
+    head = b"\x0a\x10%b\x12\x08%b" + parent + b"\x39%b"
+    size = len(head) - 2 * head.count(b"%") + 16 + 8 + 17 + (8 if parent else 0) + len(fixed)
+    return b"\x12%b" + head + fixed.replace(b"%", b"%%") + b"%b%b", size
+
+
+@lru_cache(maxsize=1024)
+def _root(name: str, kind: int) -> tuple[bytes, int]:
+    return _form(name, kind, b"", _ROOT_FLAGS)
+
+
+@lru_cache(maxsize=1024)
+def _child(name: str, kind: int) -> tuple[bytes, int]:
+    return _form(name, kind, b"\x22\x08%b", _CHILD_FLAGS)

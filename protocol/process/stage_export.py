@@ -98,9 +98,8 @@ class StageExporter:
         client = getattr(exporter, "_client", None)
         # It has no public method for bytes, and this one may be missing in other versions.
         self._send = getattr(client, "export", None)
-        _look_once_for_proxies(
-            getattr(client, "_transport", None), getattr(client, "_endpoint", "")
-        )
+        session = getattr(getattr(client, "_transport", None), "_session", None)
+        _look_once_for_proxies(session, getattr(client, "_endpoint", ""))
         self._resource = provider.resource
         self._count_limit = limits.max_span_attributes
         self._length_limit = limits.max_span_attribute_length

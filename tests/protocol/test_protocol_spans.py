@@ -131,7 +131,7 @@ def stages() -> list[Stage]:
     facts = {"z": -1, "a": 7 << 40, "b": True, "c": 0.5, "d": "é", "e": ["stop", "length"]}
     stage = Stage("encode", SAMPLED, 1.5, 2.25, facts, "")
     failed = Stage("route", SAMPLED, 2.0, 1.0, {}, "ValueError")
-    root = Stage("chat m", f"00-{TRACE}-{0:016x}-01", 1.0, 3.0, facts, "timeout_error")
+    root = Stage("chat 100 % m", f"00-{TRACE}-{0:016x}-01", 1.0, 3.0, facts, "timeout_error")
     child = Stage("chat m", SAMPLED, 1.0, 3.0, facts, "")
     root.own_id = child.own_id = 0xAB
     child.event = "first token", 2.0

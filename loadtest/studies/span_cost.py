@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from penstock.loadtest.studies.span_receiver import span_receiver
-from penstock.protocol.process.spans import Attributes, Spans
+from penstock.protocol.process.spans import Spans
+from penstock.protocol.process.stage import Attributes
 
 REQUESTS = 192
 """Of a turn: three of the SDK's batches."""

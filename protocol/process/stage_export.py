@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import requests
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -36,6 +35,7 @@ from opentelemetry.trace import (
 )
 
 from penstock.protocol.process.otlp_bytes import delimited
+from penstock.protocol.process.span_post import post_for_less
 from penstock.protocol.process.stage import Attributes, Stage, is_root
 
 _MOST_ATTRIBUTES = 24
@@ -98,8 +98,7 @@ class StageExporter:
         client = getattr(exporter, "_client", None)
         # It has no public method for bytes, and this one may be missing in other versions.
         self._send = getattr(client, "export", None)
-        session = getattr(getattr(client, "_transport", None), "_session", None)
-        _look_once_for_proxies(session, getattr(client, "_endpoint", ""))
+        post_for_less(client)
         self._resource = provider.resource
         self._count_limit = limits.max_span_attributes
         self._length_limit = limits.max_span_attribute_length
@@ -190,14 +189,3 @@ def context_of(traceparent: str) -> SpanContext:
     """What a ``traceparent`` says, as the SDK has it."""
     trace_id, span_id = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
     return SpanContext(trace_id, span_id, True, TraceFlags(int(traceparent[53:55], 16)))
-
-
-def _look_once_for_proxies(session: object, endpoint: str) -> None:
-    """What ``requests`` reads of the environment for each batch (proxies, certificates, the
-    password in .netrc) is read now, if it is ``requests`` that sends."""
-    if type(session) is not requests.Session or not session.trust_env:
-        return
-    found = session.merge_environment_settings(endpoint, {}, None, None, None)
-    session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
-    session.auth = session.auth or requests.utils.get_netrc_auth(endpoint)
-    session.trust_env = False

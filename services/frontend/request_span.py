@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.protocol.process.spans import SPANS, Attributes, OpenSpan
+from penstock.protocol.process.spans import SPANS, OpenSpan
+from penstock.protocol.process.stage import Attributes
 from penstock.protocol.tasks import GENERATE
 from penstock.protocol.wire.messages.requests import Chat
 from penstock.services.frontend.parse import GenerateRequest

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from penstock.protocol.ownership.tombstones import Tombstones
-from penstock.protocol.process.spans import SPANS, Attributes
+from penstock.protocol.process.spans import SPANS
+from penstock.protocol.process.stage import Attributes
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.membership import Phase
 from penstock.protocol.wire.messages.requests import (

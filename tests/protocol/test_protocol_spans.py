@@ -157,6 +157,34 @@ def test_the_installed_exporter_takes_bytes() -> None:
     exporter.shutdown()
 
 
+def test_spans_go_over_the_proxy_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with collecting() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector.invalid:4318")
+        spans = Spans()
+        spans.begin("router")
+        spans.record("route", SAMPLED, 0.0, 1.0, {})
+        proxy.await_names(TRACE, {"route"})
+        spans.end()
+
+
+def test_a_process_that_ends_exports_its_last_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setattr("penstock.protocol.process.spans.LAST_SECONDS", 60.0)
+        spans = Spans()
+        spans.begin("router")
+        for _ in range(600):  # more than a batch
+            spans.record("route", SAMPLED, 0.0, 1.0, {})
+        spans.end()
+        assert len(collector.spans) == 600
+        assert len({span.id for span in collector.spans}) == 600
+
+
 @pytest.mark.parametrize("prefix", ["OTEL_", "OTEL_SPAN_"])
 def test_the_standard_limits_hold_for_requests_and_their_stages(
     prefix: str, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from aiohttp import web
 from penstock.client.gateway import PipelineGateway
 from penstock.protocol.config import Config
 from penstock.protocol.config.server_fields import ServerConfig
+from penstock.protocol.process import garbage
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.addresses import AddressError
@@ -98,8 +98,7 @@ class FrontendService(AsyncService):
         self._runner = await start(app, self._listener, limits, self._certificates)
         if with_grpc:
             self._grpc = await self._start_grpc(app[CONTEXT], of_grpc)
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         self.set_phase(Phase.READY)
 
     async def _start_grpc(self, context: Context, connections: int) -> GrpcServer:

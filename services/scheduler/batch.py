@@ -133,7 +133,7 @@ class RunningBatch:
 
     def _note_prefixes(self, sequence: Sequence) -> None:
         if self._prefixes is not None:
-            self._prefixes.note(sequence, self._kv)
+            self._prefixes.note(sequence)
 
     def take_gone(self) -> list[int]:
         gone, self.gone = self.gone, []

@@ -1,8 +1,10 @@
 """Which prefixes this engine's KV cache holds, as it tells the router in its beats.
 
 A prefix is known by its digest (``penstock.protocol.prefix_digest``) and held as long as the prefix
-cache can find the block that ends it. It is noted when a sequence's prompt is computed and when the
-sequence leaves its slot, not block by block: the step loop has nothing to do with it.
+cache can find the block that ends it. Sequences are looked at ahead of a beat if their prompts have
+been computed or they have left their slots since the last one, so no step waits for it. An engine
+that is the only one of its model tells nothing, since the router has no choice; when another one
+joins it tells all that it holds.
 """
 
 from __future__ import annotations
@@ -41,8 +43,30 @@ class CachedPrefixes:
         """The number of the latest change; 1 where there was none yet."""
         self._logged_from = 1
         """``_changed`` has all changes after this version."""
+        self._unseen: dict[int, Sequence] = {}
+        """Sequences whose prefixes are to be looked at, by number."""
+        self._kv: KVCache | None = None
+        self._told = True
 
-    def note(self, sequence: Sequence, kv: KVCache) -> None:
+    def begin(self, kv: KVCache) -> None:
+        """Follow a cache, which is empty."""
+        self._unseen.clear()
+        self._kv = kv
+        kv.follow(self.evicted)
+
+    def tell(self, told: bool) -> None:
+        """Whether the router has a use for reports."""
+        if told and not self._told:
+            self._logged_from = self._version
+        elif self._told and not told:
+            self._changed.clear()
+        self._told = told
+
+    def note(self, sequence: Sequence) -> None:
+        """A sequence has more in the cache, or leaves it there: look at it ahead of a report."""
+        self._unseen[sequence.number] = sequence
+
+    def _look(self, sequence: Sequence, kv: KVCache) -> None:
         """Look which prefixes of a sequence are held, unless it has no more than last time."""
         request, names, block_size = sequence.request, sequence.kv.digests, kv.block_size
         virtual = request.head.virtual_tokens  # a digest names what stands behind them
@@ -74,6 +98,12 @@ class CachedPrefixes:
 
     def report(self, known: int) -> PrefixReport | None:
         """What the router, which knows version ``known``, lacks; ``None``: nothing."""
+        unseen, self._unseen = self._unseen, {}
+        if self._kv is not None:
+            for sequence in unseen.values():
+                self._look(sequence, self._kv)
+        if not self._told:
+            return None
         changed = self._changed
         while changed and next(iter(changed.values())) <= known:
             _, self._logged_from = changed.popitem(last=False)
@@ -104,6 +134,8 @@ class CachedPrefixes:
 
     def _change(self, digest: bytes) -> None:
         self._version += 1
+        if not self._told:
+            return
         self._changed[digest] = self._version
         self._changed.move_to_end(digest)
         if len(self._changed) > 2 * MAX_LATE:

@@ -396,4 +396,4 @@ class SchedulerCore:
         if self._tier is not None:
             self._tier.begin(self.epoch, self.limits, self._planner)
         if self.prefixes is not None:
-            self._planner.kv.follow(self.prefixes.evicted)
+            self.prefixes.begin(self._planner.kv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import time
@@ -10,6 +9,7 @@ import time
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import fingerprint
 from penstock.protocol.ownership.scheduler import SchedulerLedger
+from penstock.protocol.process import garbage
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Counter, Registry
 from penstock.protocol.process.trace import APPLY, HAND_OUT, PLAN, SEND_PLAN, TRACE
@@ -158,8 +158,7 @@ class SchedulerService(LoopService):
             if self._keeping is not None:
                 self._take_overs = TakeOvers(self, core)
         self.ledger = SchedulerLedger(self.participant, self.mailbox.send, core)
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
 
     def _look_if_ready(self, now: float) -> None:
         """Take requests once the worker is there and it is known which blocks are kept."""
@@ -351,6 +350,7 @@ class SchedulerService(LoopService):
             usable = self.core.usable_slots(now) if self.group.attached else 0
             self.status.demands = [Demand(slots=usable, model=self._model)]
             if (prefixes := self.core.prefixes) is not None:
+                prefixes.tell(bool(self.participant.of("scheduler", model=self._model)))
                 self.status.prefixes = prefixes.report(self.participant.known_prefixes)
         self.report(self.metrics)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import time
@@ -19,7 +18,7 @@ from penstock.protocol.ownership.guard import MakeGuard
 from penstock.protocol.ownership.owned_request import MakeStream
 from penstock.protocol.ownership.tokenizer import TokenizerLedger
 from penstock.protocol.pooling import read_pooling
-from penstock.protocol.process import logs
+from penstock.protocol.process import garbage, logs
 from penstock.protocol.process.async_service import AsyncService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
@@ -129,8 +128,7 @@ class TokenizerService(AsyncService):
         self.text = await asyncio.wrap_future(loading)
         if self.text.has_chat_template:
             self.log.info(self.text.form.describe())
-        gc.collect()
-        gc.freeze()
+        garbage.settle()
         self.set_phase(Phase.READY)
 
     # --- encoding

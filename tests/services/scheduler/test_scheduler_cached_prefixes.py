@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 from scheduler_harness import Engine, small, token_work
 
 from penstock.protocol.prefix_digest import (
@@ -104,6 +105,38 @@ def test_a_lost_report_comes_again_with_what_followed() -> None:
         watched.prefixes.report(watched.router.version(NUMBER))  # this one gets lost
     watched.beat()
     assert [watched.known([request] * 200) for request in (1, 2)] == [192, 192]
+
+
+def test_an_engine_that_is_alone_tells_nothing_and_all_when_another_one_joins() -> None:
+    watched = Watched()
+    first, second, third = ([number] * 200 for number in (1, 2, 3))
+    watched.engine.submit(1, first, max_tokens=2)
+    watched.engine.run()
+    watched.beat()
+    watched.prefixes.tell(False)
+    watched.engine.submit(2, second, max_tokens=2)
+    watched.engine.run()
+    assert watched.beat() is None
+    watched.prefixes.tell(True)
+    watched.engine.submit(3, third, max_tokens=2)
+    watched.engine.run()
+    watched.beat()
+    assert [watched.known(tokens) for tokens in (first, second, third)] == [192, 192, 192]
+    assert watched.beat() is None, "nothing has changed"
+
+
+def test_no_sequence_is_looked_at_before_the_next_beat(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, looks = Watched(), []
+    look = CachedPrefixes._look
+    monkeypatch.setattr(
+        CachedPrefixes, "_look", lambda *given: looks.append(given[1]) or look(*given)
+    )
+    for request in (1, 2):
+        watched.engine.submit(request, [request] * 200, max_tokens=20)
+    watched.engine.run()
+    assert looks == [], "steps have nothing to do with it"
+    watched.beat()
+    assert len(looks) == 2, "once each, though they were computed and have left"
 
 
 def test_a_new_router_is_told_all_at_once() -> None:

@@ -52,8 +52,8 @@ IDLE_SEQUENCES = 3.0
 """Sequences that each engine counts as having more than it has: where little is going on, one more
 or less matters little."""
 MAX_EXCESS = 0.25
-"""An engine that is fuller than twice the emptiest by more than this share of its slots counts as
-one that holds nothing of the prompt."""
+"""An engine that is fuller than twice the mean of the others by more than this share of its slots
+counts as one that holds nothing of the prompt."""
 FADE_SECONDS = 60.0
 """A request counts among the latest by a share that falls to 1/e in so long."""
 FEW_REQUESTS = 6
@@ -181,6 +181,8 @@ class Placement:
         prompt = covered(len(prefix) // DIGEST_BYTES)
         share = sum([member.recent for member in members]) / len(members)
         slots = members[full.index(least)].slots
+        others = len(members) - 1
+        most = (2 * sum(full) + MAX_EXCESS * others) / (others + 2)  # see MAX_EXCESS
         least_open = least * slots + IDLE_SEQUENCES
         best: tuple[float, float, float] | None = None
         found, found_held, seen = None, 0, set[int]()
@@ -192,7 +194,7 @@ class Placement:
                 at = places.get(incarnation)
                 if at is None:
                     continue
-                cost = _cost(members[at], full[at], least, slots, held, prompt, share)
+                cost = _cost(members[at], full[at], most, slots, held, prompt, share)
                 if best is None or cost < best:
                     best, found, found_held = cost, at, held
                 seen.add(at)
@@ -200,7 +202,7 @@ class Placement:
             return found, found_held
         for at, member in enumerate(members):  # who holds nothing may cost as little
             if at not in seen:
-                cost = _cost(member, full[at], least, slots, 0, prompt, share)
+                cost = _cost(member, full[at], most, slots, 0, prompt, share)
                 if cost < best:
                     best, found, found_held = cost, at, 0
         return found, found_held
@@ -324,20 +326,20 @@ def _emptiest(members: Sequence[Member], full: Sequence[float], least: float) ->
 
 
 def _cost(
-    member: Member, full: float, least: float, slots: int, held: int, prompt: int, share: float
+    member: Member, full: float, most: float, slots: int, held: int, prompt: int, share: float
 ) -> tuple[float, float, float]:
     """Sequences that are open there, times the tokens of a prompt that would be computed there; the
     least is best, and of equals the emptiest.
 
     Args:
-        full: how full the member is; ``least`` is that of the emptiest one.
+        full: how full the member is. One that is fuller than ``most`` counts as holding nothing.
         slots: sequences that the emptiest one runs at the same time. All are counted in them, so
             that of unlike engines with nothing of a prompt the emptiest costs the least.
         held: tokens of the prompt that are cached there.
         prompt: its tokens, as far as it has digests.
         share: of the latest requests, for each member.
     """
-    if full - least > least + MAX_EXCESS:
+    if full > most:
         held = 0
     tokens: float = SEQUENCE_TOKENS + prompt - held
     if (surplus := member.recent - share - FEW_REQUESTS) > 0:

@@ -141,6 +141,8 @@ def test_a_prefix_is_worth_a_bounded_number_of_requests_more_than_elsewhere(worl
     assert world.place(short) == 2
     world.beat(2, load=8)
     assert world.place(short) != 2, "computing it anew is cheaper than waiting there"
+    for number in world.versions:
+        world.beat(number)
     long = prefix_of(200_000)
     most = int(MAX_EXCESS * SLOTS) + 1
     world.holds(3, long, load=most)
@@ -160,10 +162,22 @@ def test_the_busier_all_engines_are_the_more_sequences_a_prefix_is_worth(engines
         world.holds(3, chat[: 8 * 11], load=most)
         world.beat(2, load=least)
         assert world.place(chat) == 3, (least, most)
-        world.holds(3, chat[: 8 * 11], load=most + 12)
+        world.holds(3, chat[: 8 * 11], load=most + 30)
         world.beat(2, load=least // 2)
         assert world.place(chat) == 2, (least, most)
         world.roster.prefixes.expire(world.now + 2 * SENT_SECONDS)
+
+
+def test_one_engine_that_is_much_emptier_draws_no_chats_from_all_others() -> None:
+    """Else all leave theirs at once, and everybody computes what others hold."""
+    world, chat = World(engines=64), prefix_of(900)
+    for number in world.versions:
+        world.beat(number, load=90)
+    world.holds(3, chat, load=90)
+    world.beat(2, load=20)
+    assert world.place(chat) == 3
+    world.holds(3, chat, load=240)
+    assert world.place(chat) != 3
 
 
 def test_of_unlike_engines_that_hold_nothing_the_emptiest_for_its_size_gets_it() -> None:
@@ -330,12 +344,14 @@ def best_of_all(world: World, prefix: bytes) -> tuple[float, float, float] | Non
         return None
     members = roster.ready("scheduler", "model")
     full = {m.incarnation: (m.open_at(now) + 1) / SLOTS for m in members}
-    least, share = min(full.values()), sum(m.recent for m in members) / len(members)
-    prompt = covered(len(prefix) // 8)
-    return min(
-        _cost(m, full[m.incarnation], least, SLOTS, held.get(m.incarnation, 0), prompt, share)
-        for m in members
-    )
+    share, prompt = sum(m.recent for m in members) / len(members), covered(len(prefix) // 8)
+    costs = []
+    for number, member in zip(full, members, strict=True):
+        others = [full[other] for other in full if other != number]
+        most = 2 * sum(others) / len(others) + MAX_EXCESS
+        holds = held.get(number, 0)
+        costs.append(_cost(member, full[number], most, SLOTS, holds, prompt, share))
+    return min(costs)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.scheduler import service as scheduler_service
+from penstock.protocol.process import garbage
 from penstock.services.worker import service as worker_service
-
-
-class Uncollected:
-    """In the place of ``gc``: a collection takes longer here than all else in a simulated second,
-    and what is frozen would never be freed."""
-
-    def collect(self) -> None: ...
-
-    def freeze(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
 def _untouched_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_service, "gc", Uncollected())
+    # A collection takes longer here than all else in a simulated second, and what is frozen would
+    # never be freed.
+    monkeypatch.setattr(garbage, "settle", lambda: None)
     monkeypatch.setattr(worker_service, "give_back_freed", lambda: None)

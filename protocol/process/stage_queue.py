@@ -25,15 +25,15 @@ class Exporter(Protocol):
 
 
 class StageQueue:
-    """Holds ``most`` stages; where one more comes, the oldest is dropped.
+    """Holds ``most`` stages; where one more comes, the oldest is dropped, which a log line tells.
 
     They are exported ``batch`` at a time, as soon as there are so many, and every ``delay_s``
-    seconds as many as there are.
+    seconds those that there are.
     """
 
     def __init__(self, exporter: Exporter, most: int, batch: int, delay_s: float) -> None:
         self._exporter, self._batch, self._delay_s = exporter, batch, delay_s
-        self._waiting = deque[Stage](maxlen=most)
+        self._waiting, self._most, self._dropped = deque[Stage](maxlen=most), most, 0
         self._wake, self._exporting = threading.Event(), threading.Lock()
         self._ends_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
@@ -42,6 +42,8 @@ class StageQueue:
     def add(self, stage: Stage) -> None:
         """Any thread may. It does not wait."""
         waiting = self._waiting
+        if len(waiting) == self._most:
+            self._dropped += 1
         waiting.append(stage)
         if len(waiting) >= self._batch and not self._wake.is_set():
             self._wake.set()
@@ -61,7 +63,7 @@ class StageQueue:
         while self._ends_at is None:
             is_due = not self._wake.wait(self._delay_s)
             self._wake.clear()  # before the look at what there is: what comes later sets it again
-            while len(self._waiting) >= self._batch or (is_due and self._waiting):
+            while self._ends_at is None and (is_due or len(self._waiting) >= self._batch):
                 is_due = False
                 self._export()
         while self._waiting and time.monotonic() < self._ends_at:
@@ -70,10 +72,13 @@ class StageQueue:
 
     def _export(self) -> None:
         with self._exporting:
-            waiting = self._waiting
+            waiting, dropped, self._dropped = self._waiting, self._dropped, 0
+            if dropped:
+                logs.record("warning", "spans dropped", {"count": dropped, "queue": self._most})
+            stages = [waiting.popleft() for _ in range(min(self._batch, len(waiting)))]
+            if not stages:  # another thread was faster
+                return
             try:
-                self._exporter.export(
-                    [waiting.popleft() for _ in range(min(self._batch, len(waiting)))]
-                )
+                self._exporter.export(stages)
             except Exception as error:
                 logs.record("warning", "spans not exported", {"error": repr(error)})

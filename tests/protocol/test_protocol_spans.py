@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from otlp_receiver import collecting
 
+from penstock.protocol.process import logs
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled
 from penstock.protocol.process.stage import Stage
 from penstock.protocol.process.stage_export import StageExporter, sdk_span
+from penstock.protocol.process.stage_queue import StageQueue
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SAMPLED = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -239,6 +242,21 @@ def test_without_a_collector_recording_and_ending_wait_for_nobody(
     assert time.thread_time() - began < 5.0
     spans.end()
     assert time.monotonic() - now < 60.0
+
+
+def test_the_oldest_spans_make_room_and_the_log_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(logs, "record", lambda _, event, fields: told.append((event, fields)))
+    sent: list[Stage] = []
+    exporter = SimpleNamespace(export=sent.extend, shutdown=lambda: None)
+    queue = StageQueue(exporter, 4, 5, 3600.0)  # no batch is ever whole
+    for place in range(7):
+        queue.add(Stage("route", SAMPLED, place, place, {}, ""))
+    queue.end(60.0)
+    assert [stage.began for stage in sent] == [3, 4, 5, 6]
+    assert told == [("spans dropped", {"count": 3, "queue": 4})]
 
 
 def test_who_records_while_another_thread_ends_it_all_is_not_hurt(

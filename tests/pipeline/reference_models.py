@@ -57,6 +57,10 @@ def _model(architecture: str) -> transformers.PreTrainedModel:
         return transformers.Gemma3ForCausalLM(
             transformers.Gemma3TextConfig(**(_SHAPE | layers), head_dim=16, sliding_window=100)
         )
+    if architecture == "gemma2":
+        return transformers.Gemma2ForCausalLM(
+            transformers.Gemma2Config(**_SHAPE, head_dim=16, sliding_window=40)
+        )
     if architecture == "gpt-neox":
         return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SHAPE))
     raise ValueError(architecture)

@@ -50,10 +50,12 @@ _JOIN_LOOK_SECONDS = 0.02
 Found = TypeVar("Found")
 
 
-class _AwaitedRequest(msgspec.Struct, eq=False):
+class _AwaitedRequest(msgspec.Struct, eq=False, weakref=True):
     """A request whose generator waits for what comes, and how it is woken."""
 
-    updates: asyncio.Event
+    called: str = ""
+    """Its id, where the caller gave one."""
+    updates: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
     aborted: bool = False
 
     def abort(self) -> None:
@@ -106,6 +108,8 @@ class AsyncLLM(AsyncPooledCalls):
         self._closing: asyncio.Task[None] | None = None
         self._slots = asyncio.Semaphore(MAX_OPEN)
         self._awaited: dict[str, _AwaitedRequest] = {}
+        self._called = weakref.WeakValueDictionary[str, _AwaitedRequest]()
+        """Of the newest generator of each id, also while nobody has begun to read it."""
         self._numbers = itertools.count()
         self._failure = ""
         """Why nothing will come any more."""
@@ -176,7 +180,7 @@ class AsyncLLM(AsyncPooledCalls):
         asked = asked_of("generate", terms, priority)
         streamed = output_kind != "final"
         work = work_of(ready, sampling_params or SamplingParams(), None, asked, streamed=streamed)
-        return self._outputs(given, work, request_id, output_kind)
+        return self._outputs(given, work, self._call(request_id), output_kind)
 
     def chat(
         self,
@@ -197,7 +201,7 @@ class AsyncLLM(AsyncPooledCalls):
         output, asked = tools_of(tools, tool_choice), asked_of("chat", terms, priority)
         streamed = output_kind != "final"
         work = work_of(ready, sampling_params or SamplingParams(), output, asked, streamed=streamed)
-        return self._outputs(None, work, request_id, output_kind)
+        return self._outputs(None, work, self._call(request_id), output_kind)
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, with the special tokens that the model wants around a prompt."""
@@ -206,8 +210,7 @@ class AsyncLLM(AsyncPooledCalls):
         return ids_of(done.answers[0])
 
     async def _whole(self, work: Work, request_id: str) -> Submission:
-        name = self._register(request_id)
-        request = self._awaited[name]
+        name = self._register(request := _AwaitedRequest(request_id))
         async with aclosing(self._submissions(work, name, "final")) as submissions:
             async for submission in submissions:
                 check(f"request {name}", submission.progress, request_id)
@@ -219,10 +222,9 @@ class AsyncLLM(AsyncPooledCalls):
         return (await self._joined()).capacity.labels
 
     async def _outputs(
-        self, given: PlainPrompt | None, work: Work, request_id: str, kind: OutputKind
+        self, given: PlainPrompt | None, work: Work, request: _AwaitedRequest, kind: OutputKind
     ) -> AsyncGenerator[RequestOutput]:
-        name = self._register(request_id)
-        request, submission = self._awaited[name], None
+        name, submission = self._register(request), None
         async with aclosing(self._submissions(work, name, kind)) as submissions:
             async for submission in submissions:
                 check(f"request {name}", submission.progress, name)
@@ -298,19 +300,26 @@ class AsyncLLM(AsyncPooledCalls):
         if self._failure:
             raise ServerFailed(self._failure)
 
-    def _register(self, request_id: str) -> str:
-        name = request_id
-        while not name or (not request_id and name in self._awaited):
+    def _call(self, request_id: str) -> _AwaitedRequest:
+        """A request whose generator runs when somebody reads it."""
+        request = _AwaitedRequest(request_id)
+        if request_id:
+            self._called[request_id] = request
+        return request
+
+    def _register(self, request: _AwaitedRequest) -> str:
+        name = request.called
+        while not name or (not request.called and name in self._awaited):
             name = f"request-{next(self._numbers)}"
         if name in self._awaited:
             raise ValueError(f"request_id {name!r} runs already; give each request its own")
-        self._awaited[name] = _AwaitedRequest(asyncio.Event())
+        self._awaited[name] = request
         return name
 
     async def abort(self, request_id: str) -> None:
         """End a request: its generator yields once more, with ``abort`` as the reason of what had
-        not ended. Unknown ids are ignored."""
-        if (request := self._awaited.get(request_id)) is not None:
+        not ended, or once at all where nobody has begun to read it. Unknown ids are ignored."""
+        if request := self._awaited.get(request_id) or self._called.get(request_id):
             request.abort()
 
     def _check_server(self) -> None:

@@ -83,6 +83,12 @@ def test_an_answered_request_has_a_line_with_its_sizes_times_and_finish(
     assert line["finish"] == "length"
     assert line["queue_ms"] == 20
     assert 20 <= line["first_token_ms"] <= line["total_ms"] - 40
+    assert line["prefill_ms"] == pytest.approx(line["first_token_ms"] - 20, abs=0.11)
+    assert line["decode_ms"] >= 40
+    assert line["total_ms"] == pytest.approx(
+        line["queue_ms"] + line["prefill_ms"] + line["decode_ms"], abs=0.31
+    )
+    assert "continuations" not in line
     assert 0 < line["tokens_per_s"] <= 50.5
     assert line["timestamp"].endswith("Z")
 
@@ -94,6 +100,18 @@ def test_the_line_of_a_request_names_its_trace(capfd: Captured) -> None:
     assert line["trace"] == trace.lower()
     (line,) = lines_of(capfd, post(TEXT, {"prompt": "x"}))
     assert "trace" not in line
+
+
+def test_the_line_of_a_request_counts_the_losses_that_it_survived(capfd: Captured) -> None:
+    async def script(work: Work, sink: Sink) -> None:
+        sink.on_accepted(2)
+        sink.on_continued()
+        sink.on_row(0, "x", 1)
+        sink.on_continued()
+        sink.on_row(0, "x", 1, RowExtras(end=LENGTH))
+
+    (line,) = lines_of(capfd, post(TEXT, {"prompt": SECRET}), script)
+    assert (line["continuations"], line["finish"]) == (2, "length")
 
 
 def test_several_choices_are_one_line(capfd: Captured) -> None:

@@ -23,6 +23,8 @@ MAX_CHANGES = 1024
 """Digests in a report of changes: 8 KiB."""
 MAX_LATE = 4 * MAX_CHANGES
 """If the router has missed more changes than this, it is told everything again."""
+MAX_UNSEEN = 1024
+"""Sequences that wait to be looked at, so that no more of them are kept in memory."""
 
 
 class CachedPrefixes:
@@ -65,6 +67,14 @@ class CachedPrefixes:
     def note(self, sequence: Sequence) -> None:
         """A sequence has more in the cache, or leaves it there: look at it ahead of a report."""
         self._unseen[sequence.number] = sequence
+        if len(self._unseen) >= MAX_UNSEEN:
+            self._look_at_unseen()
+
+    def _look_at_unseen(self) -> None:
+        unseen, self._unseen = self._unseen, {}
+        if self._kv is not None:
+            for sequence in unseen.values():
+                self._look(sequence, self._kv)
 
     def _look(self, sequence: Sequence, kv: KVCache) -> None:
         """Look which prefixes of a sequence are held, unless it has no more than last time."""
@@ -98,10 +108,7 @@ class CachedPrefixes:
 
     def report(self, known: int) -> PrefixReport | None:
         """What the router, which knows version ``known``, lacks; ``None``: nothing."""
-        unseen, self._unseen = self._unseen, {}
-        if self._kv is not None:
-            for sequence in unseen.values():
-                self._look(sequence, self._kv)
+        self._look_at_unseen()
         if not self._told:
             return None
         changed = self._changed

@@ -20,6 +20,7 @@ from penstock.protocol.prefix_digest import (
 from penstock.protocol.wire.messages.membership import PrefixReport
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.router.prefix_index import PrefixIndex
+from penstock.services.scheduler import cached_prefixes
 from penstock.services.scheduler.cached_prefixes import CachedPrefixes
 
 LIMITS = small(
@@ -137,6 +138,17 @@ def test_no_sequence_is_looked_at_before_the_next_beat(monkeypatch: pytest.Monke
     assert looks == [], "steps have nothing to do with it"
     watched.beat()
     assert len(looks) == 2, "once each, though they were computed and have left"
+
+
+def test_sequences_do_not_pile_up_where_no_beat_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_prefixes, "MAX_UNSEEN", 3)
+    watched = Watched()
+    for request in range(1, 9):
+        watched.engine.submit(request, [request] * 40, max_tokens=2)
+        watched.engine.run()
+        assert len(watched.prefixes._unseen) < 3
+    watched.beat()
+    assert [watched.known([request] * 40) for request in range(1, 9)] == [32] * 8
 
 
 def test_a_new_router_is_told_all_at_once() -> None:

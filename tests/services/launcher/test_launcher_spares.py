@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +151,30 @@ def test_a_child_goes_on_as_the_process_of_its_spare(monkeypatch: pytest.MonkeyP
     select.select([child.pidfd], [], [], 60)
     assert child.reap(time.monotonic()) == 0
     assert child.last_words() == "b'1'", "it was told that it is wanted"
+
+
+def test_memory_of_a_stopped_process_is_free_before_its_replacement_loads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The memory of a device is stood for by the lock of a file, which ends with its process."""
+    memory, loaded = tmp_path / "memory", tmp_path / "loaded"
+    code = (
+        "import fcntl, os, signal\n"
+        f"memory = open({str(memory)!r}, 'w')\n"
+        "fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        f"open({str(loaded)!r}, 'a').write('loaded\\n')\n"
+        "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    monkeypatch.setattr(processes, "_command", lambda *_: [sys.executable, "-c", code])
+    child = Child("worker", 0, dict(os.environ))
+    for times in (1, 2):
+        child.start(time.monotonic())
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert loaded.read_text() == "loaded\n" * times
+        child.kill()
+        assert child.restart_at is None, "nothing is started while the old process is there"
+        assert select.select([child.pidfd], [], [], 60)[0]
+        assert child.reap(time.monotonic()) == -signal.SIGKILL
+        assert child.restart_at is not None
+        with memory.open() as free:
+            fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -49,7 +49,8 @@ class StageQueue:
             self._wake.set()
 
     def flush(self) -> None:
-        """Export all that there is, in this thread."""
+        """Export all that there is, in this thread, once what another thread sends is sent."""
+        self._export()
         while self._waiting:
             self._export()
 

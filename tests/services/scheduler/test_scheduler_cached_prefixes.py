@@ -144,11 +144,11 @@ def test_sequences_do_not_pile_up_where_no_beat_comes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cached_prefixes, "MAX_UNSEEN", 3)
     watched = Watched()
     for request in range(1, 9):
-        watched.engine.submit(request, [request] * 40, max_tokens=2)
+        watched.engine.submit(request, [request] * 100, max_tokens=2)
         watched.engine.run()
         assert len(watched.prefixes._unseen) < 3
     watched.beat()
-    assert [watched.known([request] * 40) for request in range(1, 9)] == [32] * 8
+    assert [watched.known([request] * 100) for request in range(1, 9)] == [64] * 8
 
 
 def test_a_new_router_is_told_all_at_once() -> None:

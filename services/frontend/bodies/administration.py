@@ -97,7 +97,7 @@ class RequestLife(Given, kw_only=True):
         ),
     ]
     continuations: Annotated[
-        Count, Meta(description="How often it was continued elsewhere after a loss.")
+        Count, Meta(description="How often another tokenizer went on with it after a loss.")
     ]
 
 

@@ -76,6 +76,7 @@ def test_every_role_runs_with_the_image_of_its_target(found: list[Manifest]) -> 
     assert {container.role for container in containers(found)} == COMMANDS.keys() - {
         "serve",
         "keeper",
+        "holder",
     }
 
 

@@ -102,7 +102,7 @@ def test_what_waits_is_given_up_as_soon_as_what_it_waits_behind(
     """And waits anew from when something ends."""
     now = [0.0]
     monkeypatch.setattr(background_work, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    disk = Disk(["h"])
+    disk = Disk(["h", "b"])
     work = Work("reads", disk.read)
     work.begin("h", 30.0)
     until(lambda: work._turns[0].piece)

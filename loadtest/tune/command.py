@@ -38,7 +38,7 @@ TUNED = ("max_num_seqs", "max_num_batched_tokens", "frontends", "tokenizers")
 MEASURED_GROUPS = ("model", "cache", "scheduler", "speculation", "device", "loading")
 MEASURED = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    *("frontends", "tokenizers"),
+    *("pipeline_layers", "frontends", "tokenizers"),
 )
 """Settings that change what is measured: these, and all of those groups."""
 

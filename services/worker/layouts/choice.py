@@ -71,9 +71,12 @@ def choose_layout(config: Config, gpus: GivenGpus, *, one_engine: bool = False) 
 
 
 def refuse_impossible(config: Config, gpus: GivenGpus) -> StageLayers:
-    """The layers of each stage, none where no plan can tell. Raises ``ConfigError``, with the numbers, where an engine of the sizes that were given does
-    not fit on GPUs of this kind, and names the sizes that do. Where no plan can tell whether it
-    fits, the worker does. Raises ``BadModelFolder``."""
+    """The layers of each stage; none where no plan can tell.
+
+    Raises ``ConfigError``, with the numbers, where an engine of the sizes that were given does not
+    fit on GPUs of this kind, and names the sizes that do. Where no plan can tell whether it fits,
+    the worker does. Raises ``BadModelFolder``.
+    """
     cluster, engines = config.cluster, config.launch.data_parallel_size
     layout = Layout(cluster.tensor_parallel_size, cluster.pipeline_parallel_size, engines)
     info = read_model_info(config.model.model)

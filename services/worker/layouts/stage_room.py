@@ -31,9 +31,10 @@ def limited_layers(
     costs = costs_of(config, info, model)
     item = ITEM_BYTES[planner.type_name(config)]
     weights = sum(one.bytes_of("weights") for one in even)
-    # The planner counts weights as the device has them: in the same shares, by stage's account.
+    # Costs count plain numbers as 16 bits, and the whole of each layer; an account what a rank has.
     scale = weights / (sum(costs.layers) + costs.embedding + costs.head)
-    caches = [_kv_bytes(cache_of(layer), tokens, item) // layout.tensor for layer in model.layers]
+    shares = layout.tensor
+    caches = [_kv_bytes(cache_of(layer), shares, tokens, item) for layer in model.layers]
     room = StageRoom(
         [round(scale * one) + kv for one, kv in zip(costs.layers, caches, strict=True)],
         round(scale * costs.embedding),
@@ -55,7 +56,7 @@ def _for_layers(account: MemoryAccount) -> int:
     return account.usable - account.beside + account.bytes_of("weights")
 
 
-def _kv_bytes(cache: CacheSpecification, tokens: int, item: int) -> int:
-    """Of a layer; a quantized cache takes less."""
+def _kv_bytes(cache: CacheSpecification, shares: int, tokens: int, item: int) -> int:
+    """Of a layer's part on one of ``shares`` ranks; a quantized cache takes less."""
     kept = min(cache.window or tokens, tokens)
-    return 2 * cache.num_kv_heads * cache.head_dim * kept * item
+    return 2 * max(1, cache.num_kv_heads // shares) * cache.head_dim * kept * item

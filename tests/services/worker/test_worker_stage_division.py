@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -88,6 +89,25 @@ def test_memory_moves_a_boundary() -> None:
     assert divided([1] * 8, 2, 2.0, room) == (4, 4), "beside the embedding there is room for four"
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Settings of a Llama with four layers and an LM head of 2,000 rows, as large as 3.8 of them."""
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 2000,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
 def config_for(folder: Path, *, device: str = "cpu", **cluster: object) -> Config:
     return Config(
         model=ModelConfig(model=str(folder)),
@@ -96,16 +116,13 @@ def config_for(folder: Path, *, device: str = "cpu", **cluster: object) -> Confi
     )
 
 
-def test_all_ranks_find_the_same_layers_and_have_each_once(
-    tiny_folder: Callable[[str], Path],
-) -> None:
-    folder = tiny_folder("llama3-deep")
+def test_all_ranks_find_the_same_layers_and_have_each_once(folder: Path) -> None:
     info = read_model_info(folder)
     for settings, counts in [
         ({"pipeline_layers": "1,3"}, (1, 3)),
         ({"pipeline_layers": "even"}, (2, 2)),
         ({"device": "cuda"}, (2, 2)),
-        ({}, (3, 1)),  # the LM head is as much as a layer and a half
+        ({}, (3, 1)),  # the LM head is as much as 3.8 layers
     ]:
         config = config_for(folder, pipeline_parallel_size=2, **settings)  # type: ignore[arg-type]
         check_division(config, info)
@@ -117,10 +134,7 @@ def test_all_ranks_find_the_same_layers_and_have_each_once(
         assert [n for one in places for n in one.layers(4)] == [0, 1, 2, 3]
 
 
-def test_the_line_at_the_start_names_the_layers_and_the_reason(
-    tiny_folder: Callable[[str], Path],
-) -> None:
-    folder = tiny_folder("llama3-deep")
+def test_the_line_at_the_start_names_the_layers_and_the_reason(folder: Path) -> None:
     config = config_for(folder, pipeline_parallel_size=2)
     words = words_of_stage(config, read_model_info(folder))
     assert words.startswith("; layers 3 to 3, stage 2 of 2 with 3, 1 layers (balanced: a decode")
@@ -135,10 +149,7 @@ def test_the_line_at_the_start_names_the_layers_and_the_reason(
         ("4,0", "--pipeline-layers 4,0: each stage has one layer at least"),
     ],
 )
-def test_wrong_sums_are_refused_with_the_numbers(
-    layers: str, words: str, tiny_folder: Callable[[str], Path]
-) -> None:
-    folder = tiny_folder("llama3-deep")
+def test_wrong_sums_are_refused_with_the_numbers(layers: str, words: str, folder: Path) -> None:
     config = config_for(folder, pipeline_parallel_size=2, pipeline_layers=layers)
     with pytest.raises(ConfigError, match=words):
         check_division(config, read_model_info(folder))

@@ -58,12 +58,18 @@ QWEN2_7B: dict[str, Any] = {
 
 
 def evaluator(
-    folder: Path, shape: dict[str, Any], gpus: str, work: Workload = WORK, **groups: Any
+    folder: Path,
+    shape: dict[str, Any],
+    gpus: str,
+    work: Workload = WORK,
+    cluster: ClusterConfig | None = None,
+    **groups: Any,
 ) -> Evaluator:
     """Without compressed weights, whose room differs from layout to layout."""
     (folder / "config.json").write_text(json.dumps(shape))
     plain = LoadingConfig(load_format="dummy", compress_weights="never")
     config = replace(config_for(folder, **groups), loading=plain, device=GPU)
+    config = replace(config, cluster=cluster or ClusterConfig())
     return Evaluator(read_model_info(folder), config, given_gpus.given_gpus(gpus), work)
 
 

@@ -66,9 +66,7 @@ class RankPlace(NamedTuple):
 ALONE = RankPlace()
 
 
-def place_of(
-    rank: int, tensor: int, pipeline: int, counts: tuple[int, ...] = ()
-) -> RankPlace:
+def place_of(rank: int, tensor: int, pipeline: int, counts: tuple[int, ...] = ()) -> RankPlace:
     """tensor, pipeline: ``--tensor-parallel-size`` and ``--pipeline-parallel-size``; counts: layers
     of each stage."""
     behind, share = divmod(rank, tensor)

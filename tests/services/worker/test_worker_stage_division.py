@@ -49,9 +49,7 @@ def test_of_all_divisions_it_is_the_one_whose_dearest_stage_costs_the_least() ->
         held = [chance.randint(1, 6) for _ in range(count)]
         room = StageRoom(held, chance.randint(0, 3), chance.randint(0, 3), chance.randint(4, 25))
 
-        def fits(
-            counts: tuple[int, ...], held: list[int] = held, room: StageRoom = room
-        ) -> bool:
+        def fits(counts: tuple[int, ...], held: list[int] = held, room: StageRoom = room) -> bool:
             stages = costs_of_stages(counts, held, room.last)
             stages[0] += room.first
             return max(stages) <= room.device

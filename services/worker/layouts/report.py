@@ -200,13 +200,17 @@ def _as_json(
 
 def _fields(one: Outcome) -> dict[str, Any]:
     stages = {"stage_layers": list(one.stages.counts), "stage_reason": one.stages.reason}
-    return one.layout.sizes | (stages if one.stages.counts else {}) | {
-        "weight_bytes": one.weight_bytes,
-        "kv_tokens": one.kv_tokens,
-        "max_model_len": one.max_model_len,
-        "sequences": one.sequences,
-        "tokens_per_second": one.tokens_per_second,
-        "ttft_ms": 1e3 * one.ttft,
-        "tpot_ms": {str(size): 1e3 * seconds for size, seconds in one.tpot.items()},
-        "full_tpot_ms": 1e3 * one.full_tpot,
-    }
+    return (
+        one.layout.sizes
+        | (stages if one.stages.counts else {})
+        | {
+            "weight_bytes": one.weight_bytes,
+            "kv_tokens": one.kv_tokens,
+            "max_model_len": one.max_model_len,
+            "sequences": one.sequences,
+            "tokens_per_second": one.tokens_per_second,
+            "ttft_ms": 1e3 * one.ttft,
+            "tpot_ms": {str(size): 1e3 * seconds for size, seconds in one.tpot.items()},
+            "full_tpot_ms": 1e3 * one.full_tpot,
+        }
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from penstock.services.worker.rank_group import all_there
 
 def every(count: int, stages: int) -> list[tuple[int, ...]]:
     bounds = [(0, *inner, count) for inner in combinations(range(1, count), stages - 1)]
-    return [tuple(b - a for a, b in zip(one, one[1:], strict=False)) for one in bounds]
+    return [tuple(b - a for a, b in pairwise(one)) for one in bounds]
 
 
 def costs_of_stages(counts: Sequence[int], costs: Sequence[int], last: int) -> list[int]:
@@ -89,7 +89,7 @@ def test_memory_moves_a_boundary() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Settings of a Llama with four layers and an LM head of 2,000 rows, as large as 3.8 of them."""
+    """Settings of a Llama with four layers and an LM head that is as large as 3.8 of them."""
     settings = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

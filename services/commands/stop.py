@@ -19,8 +19,6 @@ TELL_S = 5.0
 LOOK_S = 0.2
 GRACE_S = 30.0
 """Beyond the drain: its processes end one kind after the other, 5 s each at most."""
-SECOND_SIGNAL_S = 0.5
-"""The launcher takes two signals within 0.3 s for one."""
 
 if TYPE_CHECKING:
     from penstock.protocol.process.onlooker import Onlooker
@@ -63,11 +61,10 @@ def _stop(server: RunningServer, process: int, *, now: bool) -> int:
     record, began = server.record, time.monotonic()
     name = f"{record.url or server.folder} (process {record.pid})"
     with _requests(record.router) as running:
-        _signal(process, name)
+        # A second SIGTERM would be lost on a launcher that has not taken the first one yet.
+        _signal(process, name, signal.SIGQUIT if now else signal.SIGTERM)
         if now:
             print(f"{name} ends at once", flush=True)
-            if not _ended(process, SECOND_SIGNAL_S):
-                _signal(process, name)
         else:
             print(
                 f"{name}: running requests have {record.drain_timeout_s:g} s to finish", flush=True
@@ -87,10 +84,10 @@ def _stop(server: RunningServer, process: int, *, now: bool) -> int:
     return 0
 
 
-def _signal(process: int, name: str) -> None:
+def _signal(process: int, name: str, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         try:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
+            signal.pidfd_send_signal(process, number)
         except PermissionError:
             raise CommandError(f"{name} is not yours", FAILED) from None
 

@@ -50,7 +50,7 @@ _IDLE_SECONDS = 0.5  # less than the pause after which a Participant trusts its 
 _STARTING_SECONDS = 0.25
 _JOINING_SECONDS = 0.02
 _LIFELINE = "lifeline"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class StartFailed(RuntimeError):
@@ -101,7 +101,8 @@ class Supervisor:
         """The membership's generation and descriptor in the selector."""
 
     def run(self) -> int:
-        """Start everything and keep it running until SIGINT, SIGTERM or SIGHUP.
+        """Start everything and keep it running until SIGINT, SIGTERM or SIGHUP. SIGQUIT counts as
+        two of SIGTERM, which a busy machine may deliver as one.
 
         Returns 0 after a clean drain, 128 + the signal when a second one cut it short. Raises
         ``StartFailed`` after everything is stopped again.
@@ -347,6 +348,9 @@ class Supervisor:
 
     def _on_signal(self, number: int, _: object) -> None:
         now = time.monotonic()
+        if number == signal.SIGQUIT:
+            self._signals.extend((signal.SIGTERM, signal.SIGTERM))
+            return
         if self._first_signal_at is None:
             self._first_signal_at = now
         elif now - self._first_signal_at < ECHO_SECONDS:

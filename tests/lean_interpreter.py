@@ -9,6 +9,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+MOST_NUMBERS, MANY = 1 << 14, 1 << 12
+"""Numbers of a constant that is kept, and constants that are."""
+
 
 def make_lean(interpreter: Any) -> None:
     """For the rest of the process. interpreter: ``triton.runtime.interpreter``."""
@@ -16,7 +19,10 @@ def make_lean(interpreter: Any) -> None:
     _leave_out_overflows(interpreter)
     _know_numpy_types(interpreter)
     _know_shapes(interpreter.tl.core)
+    _see_equal_types(interpreter.tl.core)
     _see_equal_shapes(interpreter.interpreter_semantic)
+    _see_equal_operands(interpreter.interpreter_semantic, interpreter.tl.core.tensor)
+    _call_directly(interpreter)
 
 
 def _replace_once(interpreter: Any) -> None:
@@ -89,3 +95,59 @@ def _see_equal_shapes(semantic: Any) -> None:
         return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(lhs, rhs)
 
     semantic.broadcast_impl_value = broadcast_unequal
+
+
+def _see_equal_types(core: Any) -> None:
+    """Types are compared by their names, once it is known that neither is a constant."""
+    equal = core.dtype.__eq__
+
+    def same_or_equal(self: Any, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    core.dtype.__eq__ = same_or_equal
+
+
+def _see_equal_operands(semantic: Any, tensor: type) -> None:
+    """Of every two operands it is found out to which type both are cast. Two tensors of one type
+    stay as they are, and a number that left a tensor as it was is the same constant the next time.
+
+    A quotient may have another type than both, and a pointer is no operand of most operations.
+    """
+    check = semantic.binary_op_type_checking_impl
+    constants = dict[Any, Any]()
+
+    def checked(lhs: Any, rhs: Any, *flags: Any, **options: Any) -> tuple[Any, Any]:
+        if type(lhs) is not tensor or options or len(flags) > 2 or lhs.dtype.is_ptr():
+            return check(lhs, rhs, *flags, **options)
+        if type(rhs) is tensor:
+            if lhs.dtype is rhs.dtype:
+                return semantic.broadcast_impl_value(lhs, rhs)
+            return check(lhs, rhs, *flags)
+        key = rhs, type(rhs), lhs.dtype.name, id(lhs.shape)
+        constant = constants.get(key)
+        if constant is not None:
+            return lhs, constant
+        left, constant = check(lhs, rhs, *flags)
+        if left is lhs and constant.handle.data.size <= MOST_NUMBERS and len(constants) < MANY:
+            constant.handle.data.flags.writeable = False
+            constants[key] = constant
+        return left, constant
+
+    semantic.binary_op_type_checking_impl = checked
+
+
+def _call_directly(interpreter: Any) -> None:
+    """A function of ``triton.language`` is called through two others that look at its arguments."""
+    looks = interpreter.tl.core.builtin(lambda: None).__code__
+    semantic = interpreter.interpreter_semantic
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        called = member.__wrapped__ if getattr(member, "__code__", None) is looks else member
+
+        def direct(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return called(*arguments, **options)
+
+        scope.set_attr(obj, name, direct)
+
+    interpreter._patch_attr = patch

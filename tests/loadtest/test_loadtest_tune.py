@@ -55,7 +55,7 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
 ) -> None:
     path = tmp_path / "tuned.toml"
     done = tune(
-        *("--device", "null", "--null-step-ms", "2", "--objective", "ttft:2000,tpot:100"),
+        *("--device", "null", "--null-step-ms", "20", "--objective", "ttft:2000,tpot:100"),
         *("--input-len", "40", "--output-len", "8", "-o", str(path), "--served-model-name", "mine"),
         seconds=30,
     )
@@ -72,7 +72,7 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
     assert "# Objective: TTFT 2000 ms and TPOT 100 ms for 90 % of the requests" in text
     assert "requests/s: " in text, "the rate that was kept"
     config, sources = resolve(GROUPS, {"config": str(path)}, {})
-    assert config.device.null_step_ms == 2
+    assert config.device.null_step_ms == 20
     assert config.scheduler.max_num_seqs == found["max_num_seqs"] >= 1
     assert all(sources[name].origin == "file" for name in TUNED)
     assert "steps: 1 rows at 44 positions: " in done.stderr, "nothing is tuned silently"

@@ -4,8 +4,9 @@ reference."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -13,16 +14,12 @@ from quantized_folders import Stored, Writer, write_twins
 from torch import Tensor
 from whole_logits import our_logits
 
-pytest.importorskip("compressed_tensors")
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs
 
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import (
-    QuantizationArgs,
-    QuantizationConfig,
-    QuantizationScheme,
+pytestmark = pytest.mark.skipif(
+    find_spec("compressed_tensors") is None, reason="could not import 'compressed_tensors'"
 )
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
-
 Folder = Callable[[str], Path]
 
 
@@ -98,6 +95,15 @@ def limits(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
 
 
 def library_writer(preset: Preset) -> Writer:
+    """Imports the library, which takes a second and a half in each process that collects tests."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
     args = QuantizationArgs(**preset.weights)
     activations = None if preset.activations is None else QuantizationArgs(**preset.activations)
     scheme = QuantizationScheme(

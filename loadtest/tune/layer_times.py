@@ -69,7 +69,7 @@ class LayerMeter:
     def measure(self, steps: list[Step], context: int) -> list[LayerTimes]:
         """context: positions before the token of each row."""
         context = max(1, min(context, self._longest - WARM_UP - MOST_STEPS - 1))
-        kinds = dict[tuple[Layer, float], int]()
+        kinds = dict[tuple[Layer, int], int]()
         keys = list(zip(self._model.layers, self._costs, strict=True))
         for number, key in enumerate(keys):
             kinds.setdefault(key, number)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.loadtest.offline.offline_engine import engine_of
+from penstock.loadtest.tune.objective import Workload
 from penstock.loadtest.tune.stage_choice import Step, choose_stages
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.flags import build_parser
@@ -61,26 +62,28 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     config: Config, info: ModelInfo, layouts: list[Layout], parsed: argparse.Namespace
 ) -> None:
+    work = Workload(parsed.prompt, parsed.answer)
+    # Before anything else takes memory of the device.
+    rooms = [_room(config, info, layout, work) for layout in layouts]
     set_up_cpu_libraries()
     from penstock.loadtest.tune.layer_times import LayerMeter
 
     steps = Step(parsed.rows), Step(1, parsed.prefill)
     meter = LayerMeter(layouts[-1].config(config, layouts[-1].places()[0]), info)
-    times = meter.measure(list(steps), parsed.prompt + parsed.answer // 2)
+    times = meter.measure(list(steps), work.prompt + work.answer // 2)
     decode, prompts = zip(steps, times, strict=True)
-    for layout in layouts:
-        room = _room(config, info, layout, parsed.prompt + parsed.answer)
-        share = parsed.prompt / parsed.answer
-        choice = choose_stages(layout.pipeline, decode, prompts, share, room)
+    for layout, room in zip(layouts, rooms, strict=True):
+        choice = choose_stages(layout.pipeline, decode, prompts, work.prompt / work.answer, room)
         sys.stdout.write(msgspec.json.encode(choice).decode() + "\n")
         sys.stdout.flush()
 
 
-def _room(config: Config, info: ModelInfo, layout: Layout, tokens: int) -> StageRoom | None:
+def _room(config: Config, info: ModelInfo, layout: Layout, work: Workload) -> StageRoom | None:
     """Ranks on CPUs have the host's memory together, however the layers are divided."""
     if config.device.device == "cpu":
         return None
-    return stage_room(Planner(info, planned_device(config, None)), info, config, layout, tokens)
+    planner = Planner(info, planned_device(config, None))
+    return stage_room(planner, info, config, layout, work.prompt + work.answer)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from penstock.protocol.model_info import BadModelFolder
 
 if TYPE_CHECKING:
     from penstock.services.worker.layouts.choice import Choice
+    from penstock.services.worker.rank_choice import StageLayers
 
 SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 GIVE_SIZES = "--tensor-parallel-size, --pipeline-parallel-size and --data-parallel-size use more"
@@ -61,8 +62,7 @@ def with_layout(
     except ConfigError as unknown:
         return completed, "" if is_given else f"{one} ({unknown}); {GIVE_SIZES}"
     if is_given:
-        refuse_impossible(config, gpus)
-        return completed, ""
+        return _with_stages(completed, refuse_impossible(config, gpus)), ""
     choice = choose_layout(config, gpus, one_engine=one_engine)
     if isinstance(choice, str):
         return completed, f"{one}: {choice}; {GIVE_SIZES}"
@@ -92,7 +92,20 @@ def _chosen(resolved: Settings, choice: Choice, machine: Machine) -> Settings:
     )
     chosen = Source("derived", f"penstock plan: {choice.reason}")
     sources = sources | dict.fromkeys(SIZES, chosen)
-    return complete(config, sources, machine, may_lack_model=False)
+    completed = complete(config, sources, machine, may_lack_model=False)
+    return _with_stages(completed, choice.stages)
+
+
+def _with_stages(completed: Settings, stages: StageLayers) -> Settings:
+    """With the layers of each stage where ``--pipeline-layers balanced`` was given, so that all
+    ranks have those that fit on these GPUs."""
+    config, sources = completed
+    if config.cluster.pipeline_layers != "balanced" or not stages.counts:
+        return completed
+    layers = ",".join(map(str, stages.counts))
+    cluster = replace(config.cluster, pipeline_layers=layers)
+    derived = Source("derived", stages.reason)
+    return replace(config, cluster=cluster), sources | {"pipeline_layers": derived}
 
 
 def _undivided(config: Config) -> str:

@@ -8,6 +8,31 @@ from penstock.protocol.config.process_fields import ClusterConfig
 from penstock.protocol.model_info import ModelInfo
 
 
+def given_layers(cluster: ClusterConfig) -> tuple[int, ...]:
+    """Of each stage, as ``--pipeline-layers`` lists them; empty: it names a rule."""
+    text = cluster.pipeline_layers
+    return tuple(map(int, text.split(","))) if text[:1].isdigit() else ()
+
+
+def why_not_layers(cluster: ClusterConfig, layers: int) -> str:
+    """Why a model of so many layers is not divided as ``--pipeline-layers`` lists them, with the
+    numbers; empty if it can be."""
+    counts, stages = given_layers(cluster), cluster.pipeline_parallel_size
+    if not counts:
+        return ""
+    flag = f"--pipeline-layers {cluster.pipeline_layers}"
+    if len(counts) != stages:
+        return (
+            f"{flag} lists {len(counts)} stages, and --pipeline-parallel-size is {stages}; give "
+            "the layers of each stage, or leave it out"
+        )
+    if not all(counts):
+        return f"{flag}: each stage has one layer at least; give fewer stages"
+    if sum(counts) != layers:
+        return f"{flag}: together {sum(counts)} layers, and the model has {layers}"
+    return ""
+
+
 def contradictions_of_division(cluster: ClusterConfig, info: ModelInfo) -> Iterator[str]:
     """What ``config.json`` alone shows; the worker knows more of its families."""
     layers = info.config.get("num_hidden_layers")
@@ -16,6 +41,8 @@ def contradictions_of_division(cluster: ClusterConfig, info: ModelInfo) -> Itera
             f"--pipeline-parallel-size {cluster.pipeline_parallel_size}: the model has {layers} "
             f"layers; at most {layers} stages work"
         )
+    elif type(layers) is int and (reason := why_not_layers(cluster, layers)):
+        yield reason
     heads = info.config.get("num_attention_heads")
     kv_heads = info.config.get("num_key_value_heads") or heads
     if type(heads) is not int or type(kv_heads) is not int or not heads >= kv_heads > 0:

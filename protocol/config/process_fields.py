@@ -60,6 +60,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             "devices as --tensor-parallel-size says.",
         ),
     ] = 1
+    pipeline_layers: Annotated[
+        str,
+        Meta(
+            pattern=r"^(auto|even|balanced|[0-9]{1,5}(,[0-9]{1,5})*)\Z",
+            description="Layers of each stage of --pipeline-parallel-size, the first stage first: "
+            "17,15; even: equally many; balanced: so that the stage that reads the most weights "
+            "reads the least; auto: balanced on CPUs, even on GPUs.",
+        ),
+    ] = "auto"
     rank_traffic: Annotated[
         Literal["encrypted", "plain"],
         Meta(

@@ -67,7 +67,7 @@ from penstock.services.worker.pooling_tasks import (
 )
 from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
-from penstock.services.worker.rank_choice import rank_place
+from penstock.services.worker.rank_choice import rank_place, words_of_stage
 from penstock.services.worker.rank_group import HostRanks, RankGroup
 from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.speculation.model_drafter import ModelDrafter
@@ -117,7 +117,7 @@ def _load(
     dtype = choose_dtype(config.model.dtype, info, device)
     check_quantization(config, device)
     check_kv_cache(config, device)
-    place = rank_place(config)
+    place = rank_place(config, info)
     ranks = ranks_of(place, info, device, config) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
@@ -154,7 +154,7 @@ def _load(
     executor = executor_of(subject, account.sizes, progress)
     executor.grammars.serve(tokenizer_loader(info))
     run_first(executor, subject, config.device.threads, cores, progress, ahead)
-    executor.summary += words_of_weights(config, info, model)
+    executor.summary += words_of_weights(config, info, model) + words_of_stage(config, info)
     if isinstance(executor, ModelExecutor):
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, made.judged, random=random)

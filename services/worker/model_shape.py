@@ -98,7 +98,7 @@ def read_shape(info: ModelInfo, config: Config) -> ModelShape:
     model = choose_model(info, config).specification
     if model is not None:
         stored = _stored(info, config, model)
-        own = own_model(stored, rank_place(config))
+        own = own_model(stored, rank_place(config, info))
         return msgspec.structs.replace(shape_of(own), quantized=_quantized(info, config, own))
     if (model := _known(info)) is not None:
         shape = shape_of(_stored(info, config, model))

@@ -160,13 +160,21 @@ class HostRanks:
 
 def all_there(meeting: Meeting, place: RankPlace) -> None:
     """Wait until all ranks have come, which are asked to at the same time: who connects waits much
-    longer for one that has not. Raises ``RuntimeError``."""
+    longer for one that has not. Raises ``RuntimeError``, also where they have divided the layers
+    otherwise than this one."""
     if meeting.links() is not None:
         return
     limit = datetime.timedelta(seconds=MEET_SECONDS)
     store = meeting.store(limit)
-    store.set(f"{meeting.name}/{place.rank}", "here")
-    store.wait([f"{meeting.name}/{rank}" for rank in range(place.size)], limit)
+    counts, names = str(place.counts), [f"{meeting.name}/{rank}" for rank in range(place.size)]
+    store.set(names[place.rank], counts)
+    store.wait(names, limit)
+    for rank, name in enumerate(names):
+        if (theirs := store.get(name).decode()) != counts:
+            raise RuntimeError(
+                f"rank {rank} has stages of {theirs} layers, and rank {place.rank} of {counts}; "
+                "give all workers of an engine the same --pipeline-layers"
+            )
 
 
 def connected(

@@ -10,6 +10,7 @@ from penstock.services.worker.layouts.division import Layout, layouts
 from penstock.services.worker.layouts.evaluation import Engine, Evaluator, Outcome, Refused
 from penstock.services.worker.layouts.given_gpus import GivenGpus
 from penstock.services.worker.layouts.report import LayoutRequest, workload_of
+from penstock.services.worker.rank_choice import StageLayers
 
 _SHOWN = "`penstock plan MODEL --gpus auto` shows them"
 
@@ -21,6 +22,7 @@ class Choice(msgspec.Struct, frozen=True):
     layout: Layout
     reason: str
     """In a line, with the layout."""
+    stages: StageLayers = StageLayers(())
 
 
 def choose_layout(config: Config, gpus: GivenGpus, *, one_engine: bool = False) -> Choice | str:
@@ -55,34 +57,38 @@ def choose_layout(config: Config, gpus: GivenGpus, *, one_engine: bool = False) 
     if one_engine:
         alone = [one for one in fitting if one.layout.data == 1]
         # The first of those on equally many GPUs is the fastest of them.
-        layout = min(alone, key=lambda one: one.layout.engine_gpus).layout
+        first = min(alone, key=lambda one: one.layout.engine_gpus)
+        layout = first.layout
         reason = f"{layout} on {gpus}: one engine on the fewest GPUs that hold the model"
-        return Choice(layout, reason)
+        return Choice(layout, reason, first.stages)
     best = max(fitting, key=lambda one: one.tokens_per_second)
     rate = f"about {best.tokens_per_second:,.0f}{shorter}"
     reason = (
         f"{best.layout} on {gpus}: the most tokens a second, {rate}, "
         f"of {len(fitting)} layouts that fit and {len(refused)} that do not ({_SHOWN})"
     )
-    return Choice(best.layout, reason)
+    return Choice(best.layout, reason, best.stages)
 
 
-def refuse_impossible(config: Config, gpus: GivenGpus) -> None:
-    """Raises ``ConfigError``, with the numbers, where an engine of the sizes that were given does
-    not fit on GPUs of this kind, and names the sizes that do. Where no plan can tell whether it
-    fits, the worker does. Raises ``BadModelFolder``."""
+def refuse_impossible(config: Config, gpus: GivenGpus) -> StageLayers:
+    """The layers of each stage; none where no plan can tell.
+
+    Raises ``ConfigError``, with the numbers, where an engine of the sizes that were given does not
+    fit on GPUs of this kind, and names the sizes that do. Where no plan can tell whether it fits,
+    the worker does. Raises ``BadModelFolder``.
+    """
     cluster, engines = config.cluster, config.launch.data_parallel_size
     layout = Layout(cluster.tensor_parallel_size, cluster.pipeline_parallel_size, engines)
     info = read_model_info(config.model.model)
     try:
         evaluator = _evaluator(info, config, gpus)
         if not evaluator.own_code and layout.engine_gpus == 1:
-            return  # its memory is an estimate until it is loaded
+            return StageLayers(())  # its memory is an estimate until it is loaded
         engine = evaluator.engine(layout)
     except (BadModelFolder, ConfigError):
-        return
+        return StageLayers(())
     if not isinstance(engine, Refused):
-        return
+        return engine.stages
     fitting: list[Layout] = []
     for count in range(1, gpus.count + 1):
         outcomes, _ = evaluator.evaluate(count, "throughput")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.determinism import contradictions_of_determinism
@@ -18,12 +19,14 @@ from penstock.services.worker.kv_cache_checks import check_for_gpu
 from penstock.services.worker.layouts.division import HOST_GPUS, Layout, layouts
 from penstock.services.worker.layouts.given_gpus import GivenGpus
 from penstock.services.worker.layouts.roofline import EngineCost, StageCost, rates_of
+from penstock.services.worker.layouts.stage_room import limited_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import MemoryAccount, shown_bytes
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.model_shape import ModelShape, read_shape
 from penstock.services.worker.models.rank_shares import RankPlace
 from penstock.services.worker.plan import Planner, has_compressed, type_name
+from penstock.services.worker.rank_choice import StageLayers, check_division, stage_layers
 
 Objective = Literal["throughput", "latency"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency")
@@ -55,6 +58,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """A layout that fits. Times are estimates, in seconds."""
 
     layout: Layout
+    stages: StageLayers
     weight_bytes: int
     """Of the GPU that has the most."""
     kv_tokens: int
@@ -88,6 +92,7 @@ class Engine(NamedTuple):
     accounts: list[MemoryAccount]
     """Of a GPU of each stage."""
     cost: EngineCost
+    stages: StageLayers
 
     @property
     def max_model_len(self) -> int:
@@ -107,7 +112,7 @@ class Evaluator:
         self.shape = read_shape(info, whole.config(config, whole.places()[0]))
         self.own_code = choose_model(info, config).specification is not None
         self.dtype = type_name(config, info)
-        self._rates = rates_of(gpus.gpu)
+        self._rates = rates_of(gpus.gpu, peer=not config.cluster.disable_custom_all_reduce)
 
     def evaluate(
         self, gpus: int, objective: Objective, given: Mapping[str, int] = MappingProxyType({})
@@ -144,8 +149,9 @@ class Evaluator:
             return Refused(layout, _ACROSS_HOSTS)
         accounts: list[MemoryAccount] = []
         stages: list[StageCost] = []
+        given, layers = self._divided(layout)
         for place in layout.places():
-            config = layout.config(self._config, place)
+            config = layout.config(given, place)
             try:
                 check_for_gpu(config, self._gpus.device.capability)
                 shape = read_shape(self._info, config)
@@ -160,7 +166,26 @@ class Evaluator:
             stages.append(self._stage(place, shape, account))
         batches = min(account.sizes.micro_batches for account in accounts)
         hosts = layout.engine_gpus > HOST_GPUS
-        return Engine(accounts, EngineCost(stages, self._rates, batches, hosts=hosts))
+        return Engine(accounts, EngineCost(stages, self._rates, batches, hosts=hosts), layers)
+
+    def _divided(self, layout: Layout) -> tuple[Config, StageLayers]:
+        """The settings with the layers of each stage in them, and why they are those."""
+        config = layout.config(self._config, layout.places()[0])
+        try:
+            check_division(config, self._info)
+            found = stage_layers(config, self._info)
+            if found.counts and config.cluster.pipeline_layers == "balanced":
+                planner = Planner(self._info, self._gpus.device)
+                tokens = self._workload.tokens
+                limited = limited_layers(planner, self._info, config, layout, tokens)
+                found = limited or found
+        except ConfigError:
+            return self._config, StageLayers(())  # which is told by who accounts for the stages
+        if not found.counts:
+            return self._config, found
+        layers = ",".join(map(str, found.counts))
+        cluster = replace(self._config.cluster, pipeline_layers=layers)
+        return replace(self._config, cluster=cluster), found
 
     def _account(self, config: Config) -> MemoryAccount | str:
         """With KV memory, or why there is none."""
@@ -211,6 +236,7 @@ class Evaluator:
         batches = [size for size in BATCHES if size <= sequences]
         return Outcome(
             layout=layout,
+            stages=engine.stages,
             weight_bytes=max(account.bytes_of("weights") for account in accounts),
             kv_tokens=min(account.kv_tokens for account in accounts),
             max_model_len=engine.max_model_len,

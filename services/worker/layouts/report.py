@@ -70,6 +70,7 @@ def report(config: Config, request: LayoutRequest) -> tuple[str, int]:
     if fitting:
         lines += ["", *_table(fitting), "", "Take the first:"]
         lines.append(f"  {command_of(request, fitting[0])}")
+        lines += _stages(fitting)
     if refused:
         lines += ["", "These do not fit:", *(f"  {one.layout}: {one.reason}" for one in refused)]
     if not fitting:
@@ -141,6 +142,17 @@ def _cells(one: Outcome) -> list[str]:
     ]
 
 
+def _stages(outcomes: Sequence[Outcome]) -> list[str]:
+    """Of each number of stages, once."""
+    found = {
+        one.layout.pipeline: f"  PP {one.layout.pipeline}: "
+        f"{', '.join(map(str, one.stages.counts))} ({one.stages.reason})"
+        for one in reversed(outcomes)
+        if one.stages.counts
+    }
+    return ["", "Layers of the stages:", *(found[key] for key in sorted(found))] if found else []
+
+
 def _milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1e3 * seconds:.{1 if seconds >= 0.01 else 2}f}"
 
@@ -187,13 +199,18 @@ def _as_json(
 
 
 def _fields(one: Outcome) -> dict[str, Any]:
-    return one.layout.sizes | {
-        "weight_bytes": one.weight_bytes,
-        "kv_tokens": one.kv_tokens,
-        "max_model_len": one.max_model_len,
-        "sequences": one.sequences,
-        "tokens_per_second": one.tokens_per_second,
-        "ttft_ms": 1e3 * one.ttft,
-        "tpot_ms": {str(size): 1e3 * seconds for size, seconds in one.tpot.items()},
-        "full_tpot_ms": 1e3 * one.full_tpot,
-    }
+    stages = {"stage_layers": list(one.stages.counts), "stage_reason": one.stages.reason}
+    return (
+        one.layout.sizes
+        | (stages if one.stages.counts else {})
+        | {
+            "weight_bytes": one.weight_bytes,
+            "kv_tokens": one.kv_tokens,
+            "max_model_len": one.max_model_len,
+            "sequences": one.sequences,
+            "tokens_per_second": one.tokens_per_second,
+            "ttft_ms": 1e3 * one.ttft,
+            "tpot_ms": {str(size): 1e3 * seconds for size, seconds in one.tpot.items()},
+            "full_tpot_ms": 1e3 * one.full_tpot,
+        }
+    )

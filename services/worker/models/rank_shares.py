@@ -12,8 +12,17 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from penstock.services.worker.models.specification import Layer, ModelSpecification
+from penstock.services.worker.models.stage_division import even
 
 MOST_SHARES = 1024
+_PEER_BYTES = {2: 1 << 20, 3: 1 << 19, 4: 1 << 19}
+_PEER_BYTES_OF_MANY = 1 << 18
+
+
+def most_peer_bytes(shares: int) -> int:
+    """Of the rows that so many GPUs sum over peer memory: larger ones go by NCCL, which sends each
+    byte to fewer."""
+    return _PEER_BYTES.get(shares, _PEER_BYTES_OF_MANY)
 
 
 class RankPlace(NamedTuple):
@@ -28,6 +37,8 @@ class RankPlace(NamedTuple):
     stage: int = 0
     """Which of ``stages`` runs of layers it has (pipeline parallelism)."""
     stages: int = 1
+    counts: tuple[int, ...] = ()
+    """Layers of each stage, the same on all ranks; empty: evenly divided."""
 
     @property
     def is_first(self) -> bool:
@@ -52,19 +63,22 @@ class RankPlace(NamedTuple):
         return (self.stages - 1 - stage) * self.shares + share
 
     def layers(self, count: int) -> range:
-        """Its layers of ``count``; the first stages have one more where they do not divide."""
-        each, more = divmod(count, self.stages)
-        first = self.stage * each + min(self.stage, more)
-        return range(first, first + each + (self.stage < more))
+        """Its layers of ``count``. Raises ``ValueError`` where the stages have others."""
+        counts = self.counts or even(count, self.stages)
+        if sum(counts) != count or len(counts) != self.stages:
+            raise ValueError(f"{self.stages} stages of {counts} layers, of a model of {count}")
+        first = sum(counts[: self.stage])
+        return range(first, first + counts[self.stage])
 
 
 ALONE = RankPlace()
 
 
-def place_of(rank: int, tensor: int, pipeline: int) -> RankPlace:
-    """tensor, pipeline: ``--tensor-parallel-size`` and ``--pipeline-parallel-size``."""
+def place_of(rank: int, tensor: int, pipeline: int, counts: tuple[int, ...] = ()) -> RankPlace:
+    """tensor, pipeline: ``--tensor-parallel-size`` and ``--pipeline-parallel-size``; counts: layers
+    of each stage."""
     behind, share = divmod(rank, tensor)
-    return RankPlace(share, tensor, pipeline - 1 - behind, pipeline)
+    return RankPlace(share, tensor, pipeline - 1 - behind, pipeline, counts)
 
 
 def own_model(model: ModelSpecification, place: RankPlace) -> ModelSpecification:

@@ -25,7 +25,7 @@ from penstock.services.worker.quantization.quantization import Quantization
 def num_parameters(model: ModelSpecification) -> int:
     """What ``allocate_weights`` allocates."""
     head = head_linear(model).num_parameters if model.head_rows else 0
-    layers = sum(_layer(layer, model.hidden_size) for layer in model.layers)
+    layers = sum(layer_parameters(layer, model.hidden_size) for layer in model.layers)
     table = model.table_rows * model.hidden_size
     return table + head + layers + _norm(model.norm, model.hidden_size)
 
@@ -92,7 +92,8 @@ def fp32_norms(model: ModelSpecification) -> int:
     return found
 
 
-def _layer(layer: Layer, hidden: int) -> int:
+def layer_parameters(layer: Layer, hidden: int) -> int:
+    """Numbers of the weights of one layer. hidden: of a row of the residual stream."""
     norms = (
         layer.input_norm,
         layer.mlp_norm,

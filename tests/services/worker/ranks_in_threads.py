@@ -86,16 +86,17 @@ def ranks_of(
     online: str = "none",
     prepare: Callable[[RankDecoder], object] = lambda model: None,
     kind: KVCacheKind = "auto",
+    counts: tuple[int, ...] = (),
 ) -> Iterator[Ranks]:
     """A model that is divided so. sizes: its groups of layers are filled in; online: as
     ``--quantization`` says; prepare: is given each rank's model before its executor is made;
-    kind: of KV memory."""
+    kind: of KV memory; counts: layers of each stage."""
     info = read_model_info(folder)
     with ExitStack() as stack:
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(tensor * pipeline)]
         executors = []
         for rank in range(tensor * pipeline):
-            ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
+            ranks = HostRanks(place_of(rank, tensor, pipeline, counts), info.vocab_size)
             model = load_model(info, dtype, CPU, lambda note: None, online=online, ranks=ranks)
             assert isinstance(model, RankDecoder)
             prepare(model)

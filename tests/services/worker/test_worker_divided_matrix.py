@@ -134,3 +134,18 @@ def test_every_layout_gives_what_one_worker_gives(
     check_alike(got.prompt_logprobs, expected.prompt_logprobs)
     text = make_tokenizer(307).decode(got.tokens[4][:-1])
     assert got.ends[4] is not EndReason.STOP or json.loads(text)["a"] in (1, 2)
+
+
+@pytest.mark.parametrize("counts", [(3, 1), (1, 3), (1, 1, 2)])
+@pytest.mark.parametrize("family", ["llama3", "gemma2"])
+def test_whatever_layers_the_stages_have_the_tokens_are_those_of_one_worker(
+    family: str,
+    counts: tuple[int, ...],
+    folder_of: Callable[[str], Path],
+    of_one: Callable[[str], tuple[EngineSizes, Outputs]],
+) -> None:
+    sizes, expected = of_one(family)
+    sizes = replace(sizes, micro_batches=len(counts))
+    with ranks_of(folder_of(family), 1, len(counts), sizes, counts=counts) as ranks:
+        got = answers(ranks)
+    assert (got.tokens, got.ends) == (expected.tokens, expected.ends)

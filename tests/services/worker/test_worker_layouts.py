@@ -15,7 +15,13 @@ from msgspec.structs import replace
 from test_worker_plan import GEMMA3_12B, LLAMA_8B, LLAMA_70B, config_for, planned
 
 from penstock.kernels.quantized_kinds import SPACE_BYTES
-from penstock.protocol.config import Config, ConfigError, DeviceConfig, LoadingConfig
+from penstock.protocol.config import (
+    ClusterConfig,
+    Config,
+    ConfigError,
+    DeviceConfig,
+    LoadingConfig,
+)
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.process.limited_process import LimitedAnswer
 from penstock.services import cli
@@ -52,12 +58,18 @@ QWEN2_7B: dict[str, Any] = {
 
 
 def evaluator(
-    folder: Path, shape: dict[str, Any], gpus: str, work: Workload = WORK, **groups: Any
+    folder: Path,
+    shape: dict[str, Any],
+    gpus: str,
+    work: Workload = WORK,
+    cluster: ClusterConfig | None = None,
+    **groups: Any,
 ) -> Evaluator:
     """Without compressed weights, whose room differs from layout to layout."""
     (folder / "config.json").write_text(json.dumps(shape))
     plain = LoadingConfig(load_format="dummy", compress_weights="never")
     config = replace(config_for(folder, **groups), loading=plain, device=GPU)
+    config = replace(config, cluster=cluster or ClusterConfig())
     return Evaluator(read_model_info(folder), config, given_gpus.given_gpus(gpus), work)
 
 
@@ -81,6 +93,15 @@ def test_the_stages_have_the_weights_of_one_gpu_together(tmp_path: Path) -> None
     stages = accounts(found, Layout(1, 4, 1))
     together = sum(one.bytes_of("weights") for one in stages)
     assert together == pytest.approx(alone.bytes_of("weights"), rel=1e-6), "but for a norm each"
+
+
+def test_stages_are_even_on_gpus_unless_balanced_ones_are_asked_for(tmp_path: Path) -> None:
+    for rule, counts in (("auto", (16, 16)), ("balanced", (17, 15)), ("20,12", (20, 12))):
+        cluster = ClusterConfig(pipeline_parallel_size=2, pipeline_layers=rule)
+        found = evaluator(tmp_path, LLAMA_8B, "2xh100", cluster=cluster)
+        engine = found.engine(Layout(1, 2, 1))
+        assert isinstance(engine, Engine), engine.reason
+        assert engine.stages.counts == counts and engine.stages.reason
 
 
 def test_one_gpu_is_planned_as_without_layouts(tmp_path: Path) -> None:

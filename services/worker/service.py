@@ -15,7 +15,6 @@ from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message

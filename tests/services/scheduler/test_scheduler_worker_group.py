@@ -181,6 +181,14 @@ def test_a_rank_of_a_former_group_that_was_gone_for_a_moment_joins_no_other() ->
     assert list(world.look(*RANKS, *fresh)) == [peer.address for peer in RANKS]
 
 
+def test_a_worker_alone_that_was_gone_for_a_moment_is_attached_anew() -> None:
+    world = formed(1)
+    assert world.group.lost([RANKS[0].incarnation]) == "worker"
+    assert world.look() == {}
+    assert world.look(RANKS[0])[RANKS[0].address].group == [RANKS[0].incarnation]
+    assert world.attach(RANKS[0]) is not None
+
+
 def test_every_rank_gets_every_plan_and_one_that_cannot_fails_it() -> None:
     world = formed()
     plan = StepPlan(world.group.epoch, 1, True, [], [], [], [])

@@ -266,7 +266,7 @@ class WorkerService(LoopService):
                 TRACE.add(WAIT, began)
 
     def _end_epoch(self, executor: Executor) -> None:
-        self.epoch, self.scheduler = 0, ""
+        self.epoch, self.scheduler, self._improving = 0, "", False
         if self._copies is not None:
             self._copies.drop()
         self._reset(executor)

@@ -52,8 +52,8 @@ class WorkerGroup:
         self._answers: dict[int, Attached] = {}
         """What the workers answered, by rank."""
         self._former: deque[int] = deque(maxlen=MOST_FORMER)
-        """Incarnations of those whose group has lost another rank. They are kept: under a new router
-        one may be gone for a moment, and then be there again."""
+        """Incarnations of those whose group has lost another rank. They are kept: under a new
+        router one may be gone for a moment, and then be there again."""
         self._refused = ""
         """Why these workers form no group."""
         self._ask_at = 0.0

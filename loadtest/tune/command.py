@@ -168,7 +168,7 @@ def _task(
             "penstock tune is for models that generate: TTFT and TPOT are times of tokens"
         )
     scheduler, cluster = config.scheduler, config.cluster
-    divides = not _is_given(sources, "pipeline_layers") and config.device.device == "cpu"
+    divides = not _is_given(sources, "pipeline_layers") and config.device.device != "null"
     declared = fields()
     measured = {
         name: value

@@ -233,7 +233,8 @@ class RequestProgress:
         self.preemptions: int | None = None
         """How often its choices lost their KV blocks; ``None``: no engine has said."""
         self.continuations = 0
-        """How often one of its prompts was started again elsewhere after a loss."""
+        """How often one of its prompts was started again after the loss of a process that had
+        it."""
         self.rejected: Rejected | None = None
         self.failed: End | None = None
         """The error that ended it: as a whole, or one of its choices."""

@@ -38,7 +38,7 @@ from penstock.protocol.wire.messages.requests import (
     first_attempt,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import TextBatch
+from penstock.protocol.wire.messages.tokens import Continued, TextBatch
 
 UNTAKEN_SECONDS = 30.0
 """A request that no tokenizer takes for so long ends with 503."""
@@ -120,6 +120,7 @@ class ClientLedger:
             self._end(request, too_long(request.id, attempt, len(body), "the tokenizer"))
             return
         request.resend_at = now + RESEND_SECONDS
+        request.router = self._members.router_incarnation
         self._send(
             self._members.router_address,
             Submit(
@@ -146,12 +147,15 @@ class ClientLedger:
                 f"(last: {cause}); it was given up",
             )
             return
-        self.continuations += 1
-        request.sink.on_continued()
+        self._count_continuation(request)
         request.submission += 1
         request.lost(now, cause)
         request.untaken_since = now
         self._submit(request, now)
+
+    def _count_continuation(self, request: OpenRequest) -> None:
+        self.continuations += 1
+        request.sink.on_continued()
 
     def _reject(
         self,
@@ -209,6 +213,11 @@ class ClientLedger:
                         self._sink_failed(request)
             case Rejected():
                 self._on_rejected(sender, message, now)
+            case Continued():
+                for request_id, attempt in zip(message.ids, message.attempts, strict=True):
+                    request = self._current(request_id, attempt)
+                    if request is not None and request.tokenizer in (0, sender):
+                        request.sink.on_continued()
             case Unknown():
                 for request_id, attempt in zip(message.ids, message.attempts, strict=True):
                     request = self._current(request_id, attempt)
@@ -349,4 +358,6 @@ class ClientLedger:
                 f"no tokenizer took the request within {self._untaken:.0f} s; try again",
             )
         elif now >= request.resend_at:
+            if request.router not in (0, self._members.router_incarnation):
+                self._count_continuation(request)
             self._submit(request, now)

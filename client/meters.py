@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from penstock.client.refusals import shed_reason
-from penstock.protocol.process.metrics import Registry
+from penstock.protocol.process.metrics import MAX_SERIES, Counter, Registry
 from penstock.protocol.tasks import GENERATE, OF_TOKENIZERS
 from penstock.protocol.wire.messages.requests import Rejected
 
@@ -43,6 +45,7 @@ class Meters:
         self._prompt_tokens = registry.histogram("request_prompt_tokens").observe
         self._generation_tokens = registry.histogram("request_generation_tokens").observe
         self._registry = registry
+        self._used = lru_cache(maxsize=MAX_SERIES)(self._usage_counters)
 
     def whole(self, usage: Usage, choices: int, exemplar_id: str, task: str) -> None:
         """All choices of a request have ended without an error. One that a tokenizer answers by
@@ -64,13 +67,19 @@ class Meters:
         What a tokenizer answers by itself is no usage: no engine has computed it."""
         if task in OF_TOKENIZERS:
             return
-        inc = self._registry.inc
-        inc("usage_tokens_total", model, "prompt", amount=usage.prompt)
-        inc("usage_tokens_total", model, "cached", amount=usage.cached)
-        inc("usage_tokens_total", model, "completion", amount=usage.completion)
-        inc("key_tokens_total", key, "prompt", amount=usage.prompt)
-        inc("key_tokens_total", key, "completion", amount=usage.completion)
-        inc("key_requests_total", key)
+        amounts = usage.prompt, usage.cached, usage.completion, usage.prompt, usage.completion, 1
+        for counter, amount in zip(self._used(model, key), amounts, strict=True):
+            counter.value += amount
+
+    def _usage_counters(self, model: str, key: str) -> tuple[Counter, ...]:
+        """Of a request's tokens: its model's prompt, cached, completion, its key's prompt and
+        completion; and of its key's requests."""
+        counter, tokens = self._registry.counter, "usage_tokens_total"
+        return (
+            *(counter(tokens, model, kind) for kind in ("prompt", "cached", "completion")),
+            *(counter("key_tokens_total", key, kind) for kind in ("prompt", "completion")),
+            counter("key_requests_total", key),
+        )
 
     def refused(self, rejected: Rejected) -> None:
         """A request ends with this error, and is not tried again."""

@@ -59,6 +59,7 @@ class OpenRequest:
         "open_choices",
         "prompt",
         "resend_at",
+        "router",
         "sink",
         "stalls",
         "submission",
@@ -93,6 +94,8 @@ class OpenRequest:
         self.open_choices = len(self.choices)
         self.stalls = 0
         self.resend_at = now + RESEND_SECONDS
+        self.router = 0
+        """Incarnation of the router that it was last sent to; 0 before."""
         self.untaken_since = now
 
     def lost(self, now: float, cause: str) -> None:

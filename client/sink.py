@@ -55,7 +55,8 @@ class Sink(Protocol):
         """One row: ``text`` may be empty; ``tokens`` counts new output tokens."""
 
     def on_continued(self) -> None:
-        """It is started again elsewhere, after what has come so far: a process was lost."""
+        """It is started again elsewhere, after what has come so far: a process was lost that had
+        it (a tokenizer, an engine, or a router that it waited at)."""
 
     def on_rejected(self, rejected: Rejected) -> None:
         """The whole request ends with this error, before or after ``on_accepted``."""

@@ -76,6 +76,17 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
             "rope_and_cache", f"{rows} rows", 2 * rows * fused * dim * size, 0,
             partial(_rope, maker, rows, grid.block_size),
         )  # fmt: skip
+    yield from _attention(maker, grid)
+    yield from sampler_cases(maker, grid)
+    yield from _products(maker, grid)
+    yield from eager_cases(maker, grid)
+
+
+def _attention(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
+    """Decode, with and without a prefix that rows share, and prefill."""
+    config, size = maker.config, maker.dtype.itemsize
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    fused = heads + 2 * kv_heads
     for batch in grid.batches:
         for context in grid.contexts:
             cached = 2 * batch * context * kv_heads * maker.cached_head
@@ -104,9 +115,6 @@ def gpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
                 attention_flops(config, prefix, rows),
                 partial(_prefill, maker, rows, prefix, grid.block_size),
             )  # fmt: skip
-    yield from sampler_cases(maker, grid)
-    yield from _products(maker, grid)
-    yield from eager_cases(maker, grid)
 
 
 def _products(maker: Maker, grid: Grid) -> Iterator[KernelCase]:

@@ -117,7 +117,11 @@ def _cell(value: Any) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in heads)
+    are_text = [isinstance(value, str) for value in rows[0]] if rows else [False] * len(heads)
+    head = "".join(
+        f"<th{' class=text' if is_text else ''}>{escape(name)}</th>"
+        for name, is_text in zip(heads, are_text, strict=True)
+    )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return (
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'

@@ -18,7 +18,8 @@ h2{font-size:1.15rem;margin:32px 0 8px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;background:var(--card)}
 th,td{padding:5px 10px;border:1px solid var(--rule);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600}
-td.text{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:11ch}
+th.text,details th,details td{text-align:left}
+td.text{text-align:left;white-space:normal;overflow-wrap:anywhere;min-width:min(22ch,40vw)}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,420px),1fr));gap:16px}
 figure{margin:0;padding:12px;background:var(--card);border:1px solid var(--rule);border-radius:6px}
 figcaption{font-weight:600;margin-bottom:4px}

@@ -9,13 +9,16 @@ from html import escape
 
 import msgspec
 
-WIDTH, HEIGHT = 640.0, 300.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 16.0, 14.0, 44.0
+WIDTH, HEIGHT = 440.0, 240.0
+"""In pixels about as wide as the page shows it, so that letters keep their size."""
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 16.0, 14.0, 44.0
 MOST_TICKS = 6
 CHARACTER, LINE = 7.0, 12.0
 """Room that a name needs beside its point."""
 COLOURS = 8
 """Classes ``c0`` … of the style sheet; marks have a shape for each as well."""
+_DOT = "m-1.5 0a1.5 1.5 0 1 0 3 0a1.5 1.5 0 1 0 -3 0"
+"""What is drawn of a point that stands alone."""
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
@@ -110,13 +113,13 @@ def _axes(across: _Scale, up: _Scale, x_label: str, y_label: str) -> list[str]:
 def _line(line: Line, across: _Scale, up: _Scale, taken: list[tuple[float, float]]) -> list[str]:
     """taken: where names stand."""
     colour = f"c{line.colour % COLOURS}"
-    path, begun = [], False
+    pieces: list[list[str]] = [[]]
     for x, y in line.points:
         if y is None:
-            begun = False
-            continue
-        path.append(f"{'L' if begun else 'M'}{across(x):.1f} {up(y):.1f}")
-        begun = True
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{across(x):.1f} {up(y):.1f}")
+    path = [f"M{' L'.join(piece)}{_DOT * (len(piece) == 1)}" for piece in pieces if piece]
     dashed = " dashed" if line.dashed else ""
     parts = [f'<path class="line {colour}{dashed}" d="{" ".join(path)}"/>'] if path else []
     if not line.marks:
@@ -128,8 +131,8 @@ def _line(line: Line, across: _Scale, up: _Scale, taken: list[tuple[float, float
         told = f"{line.label} {name}: {shown(x)}, {shown(y)}"
         mark = _mark(line.colour, across(x), up(y))
         parts.append(f'<path class="mark {colour}" d="{mark}"><title>{escape(told)}</title></path>')
-        left, low = across(x) + 6, up(y) - 6
         width = CHARACTER * len(name)
+        left, low = min(across(x) + 6, WIDTH - width), up(y) - 6
         if (
             name
             and not line.dashed

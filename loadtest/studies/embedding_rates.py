@@ -106,7 +106,28 @@ def told(rates: Sequence[Rate], other: float) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def _compare(
+    options: argparse.Namespace,
+    clients: Sequence[Encode],
+    library: Encode,
+    of_server: Callable[[], Mapping[str, float]],
+) -> None:
+    """Rounds in turns, and a line for each size of batch and number of clients."""
+    for batch in options.batches:
+        rates = defaultdict[str, list[Rate]](list)
+        for _ in range(options.rounds):
+            for count in options.clients:
+                found = rate(clients[:count], batch, options.seconds, of_server)
+                rates[f"penstock, {count} at once"].append(found)
+            rates["sentence-transformers"].append(
+                rate([library], batch, options.seconds, lambda: {"": time.process_time()})
+            )
+        other = max(one.texts_a_second for one in rates["sentence-transformers"])
+        for name, of in rates.items():
+            print(f"batch {batch}: {name}: {told(of, other)}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder")
     parser.add_argument(
@@ -119,7 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="texts in each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
     import torch
 
     if options.threads:
@@ -156,18 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         apart = np.abs(clients[0](texts(256)) - library(texts(256))).max()
         print(f"largest difference over 256 texts: {apart:.2g}")
         time.sleep(SETTLE_SECONDS)
-        for batch in options.batches:
-            rates = defaultdict[str, list[Rate]](list)
-            for _ in range(options.rounds):
-                for count in options.clients:
-                    found = rate(clients[:count], batch, options.seconds, of_server)
-                    rates[f"penstock, {count} at once"].append(found)
-                rates["sentence-transformers"].append(
-                    rate([library], batch, options.seconds, lambda: {"": time.process_time()})
-                )
-            other = max(one.texts_a_second for one in rates["sentence-transformers"])
-            for name, of in rates.items():
-                print(f"batch {batch}: {name}: {told(of, other)}", flush=True)
+        _compare(options, clients, library, of_server)
     finally:
         server.terminate()
         server.wait(30)

@@ -167,7 +167,8 @@ def _task(
         raise ConfigError(
             "penstock tune is for models that generate: TTFT and TPOT are times of tokens"
         )
-    scheduler = config.scheduler
+    scheduler, cluster = config.scheduler, config.cluster
+    divides = not _is_given(sources, "pipeline_layers") and config.device.device != "null"
     declared = fields()
     measured = {
         name: value
@@ -185,8 +186,9 @@ def _task(
         ),
         device=config.device.device,
         cores=machine.cores,
-        ranks=config.cluster.world_size,
+        ranks=cluster.world_size,
         engines=config.launch.data_parallel_size,
+        measured_stages=cluster.pipeline_parallel_size if divides else 1,
     )
 
 

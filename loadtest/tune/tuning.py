@@ -13,6 +13,7 @@ from penstock.loadtest.tune.estimate import Given, Sizes, estimate, without_step
 from penstock.loadtest.tune.load_level import Level, LoadFailed
 from penstock.loadtest.tune.objective import RANGE, Objective, Workload, refuse, shown_ms
 from penstock.loadtest.tune.rate_search import NEAR, RateSearch
+from penstock.loadtest.tune.stage_process import measure_stages
 from penstock.loadtest.tune.step_points import Steps
 from penstock.loadtest.tune.step_process import measure_steps
 from penstock.loadtest.tune.time_limit import TimeLimit
@@ -44,6 +45,8 @@ class Task(msgspec.Struct, frozen=True):
     ranks: int
     """Devices of an engine."""
     engines: int
+    measured_stages: int = 1
+    """Of a pipeline whose layers are to be divided by what they take here."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -72,11 +75,13 @@ class Tuning:
         """Raises ``Impossible``, ``OutOfTime``, ``StepsFailed``, ``LoadFailed`` and
         ``ServerFailed``."""
         sizes = self._sizes()
-        settings = {
+        settings: dict[str, Any] = {
             "max_num_seqs": sizes.max_num_seqs,
             "max_num_batched_tokens": sizes.max_num_batched_tokens,
         }
         reasons = {"max_num_seqs": sizes.why_seqs, "max_num_batched_tokens": sizes.why_tokens}
+        if self._task.measured_stages > 1:
+            self._divide(settings, reasons)
         with self._trials.server(settings) as trial:
             alone = self._alone(trial, sizes)
             search = self._search(trial, sizes)
@@ -121,6 +126,20 @@ class Tuning:
         )
         self._say_steps(steps)
         return estimate(steps, task.objective, task.workload, task.given)
+
+    def _divide(self, settings: dict[str, Any], reasons: dict[str, str]) -> None:
+        """The layers of a pipeline among its stages."""
+        task, limit = self._task, self._limit
+        found = measure_stages(
+            task.standing, task.measured_stages, task.device, task.given, task.workload, limit,
+            self._folder,
+        )  # fmt: skip
+        if isinstance(found, str):
+            self._told.append(f"Layers could not be timed, and are divided as by default: {found}.")
+            return
+        settings["pipeline_layers"] = ",".join(map(str, found.counts))
+        reasons["pipeline_layers"] = found.reason
+        limit.found(f"layers: {settings['pipeline_layers']}, {found.reason}")
 
     def _say_steps(self, steps: Steps) -> None:
         for rows, ms in steps.decode:

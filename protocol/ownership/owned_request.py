@@ -82,6 +82,7 @@ class OwnedRequest:
         "reply_to",
         "resend_at",
         "restarts",
+        "router",
         "stalls",
         "work",
     )
@@ -114,6 +115,8 @@ class OwnedRequest:
         self.restarts = 0
         """How often it was sent to another engine."""
         self.resend_at = 0.0
+        self.router = 0
+        """Incarnation of the router that it was last sent through; 0 before."""
 
     def lost(self, now: float, cause: str) -> None:
         """No engine has it any more: it is to be begun again."""
@@ -124,6 +127,13 @@ class OwnedRequest:
         self.attempt += 1
         self.restarts += 1
         self.continued = now, cause
+
+    def put_off(self, until: float) -> None:
+        """An engine has no room for it: it is to be sent to another one then."""
+        self.engine = 0
+        self.attempt += 1
+        self.restarts += 1
+        self.resend_at = until
 
     def spent(self, cause: str) -> Rejected | None:
         """The end of a request that was started too often; ``cause``: of the next start."""

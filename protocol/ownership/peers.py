@@ -16,6 +16,7 @@ class Peers(Protocol):
     """The part of ``Participant`` that the rules need."""
 
     router_address: str
+    router_incarnation: int
     peers: dict[int, Peer]
 
 

@@ -23,6 +23,7 @@ from penstock.protocol.wire.messages.requests import (
     TokenWork,
     Unknown,
 )
+from penstock.protocol.wire.messages.tokens import Continued
 
 _log = logging.getLogger("penstock.ownership")
 _decode_work = msgspec.msgpack.Decoder(TokenWork).decode
@@ -165,6 +166,13 @@ class SchedulerLedger:
                 self.core.cancel(request_id, attempt, owner)
             if ids:
                 self._send(owner, Unknown(ids, attempts, failures, prefilled))
+
+    def tell_continued(self) -> None:
+        """Their worker is lost, and all requests wait here for the next one."""
+        for owner in self.core.owners():
+            if held := self.core.holding(owner):
+                ids, attempts = zip(*held, strict=True)
+                self._send(owner, Continued([*ids], [*attempts]))
 
     def peers_gone(self, gone: dict[int, Peer]) -> None:
         """Cancel all that a lost tokenizer owned; its other frontends ask again elsewhere."""

@@ -44,7 +44,7 @@ from penstock.protocol.wire.messages.requests import (
     Work,
     submission_of,
 )
-from penstock.protocol.wire.messages.tokens import Event, TokenBatch
+from penstock.protocol.wire.messages.tokens import Continued, Event, TokenBatch
 
 _log = logging.getLogger("penstock.ownership")
 
@@ -56,11 +56,7 @@ class TokenizerLedger:
     """
 
     def __init__(
-        self,
-        address: str,
-        members: Peers,
-        send: Send,
-        begin: Callable[[int, int, Work], None],
+        self, address: str, members: Peers, send: Send, begin: Callable[[int, int, Work], None]
     ) -> None:
         self.open: dict[int, OwnedRequest] = {}
         self.stale_rows = 0
@@ -92,6 +88,11 @@ class TokenizerLedger:
                 self._on_holding(message, now)
             case Unknown():
                 self._on_unknown(sender, message, now)
+            case Continued():
+                for request_id, attempt in zip(message.ids, message.attempts, strict=True):
+                    request = self.open.get(request_id)
+                    if request and request.attempt == attempt and request.engine == sender:
+                        self._count_continuation(request)
             case _:
                 return False
         return True
@@ -205,6 +206,7 @@ class TokenizerLedger:
 
     def _enqueue(self, request: OwnedRequest, now: float, engine: str = "") -> None:
         if request.work is not None:
+            request.router = self._members.router_incarnation
             message = request.enqueue(request.work, self._address, now)
             if (size := len(message.work)) > MAX_WORK_BYTES:
                 self._reject(request, too_long(request.id, request.attempt, size, "an engine"))
@@ -221,9 +223,14 @@ class TokenizerLedger:
         if (rejected := request.spent(cause)) is not None:
             self._reject(request, rejected)
             return
-        self.continuations += cause is not HANDED_OVER
+        if cause is not HANDED_OVER:
+            self._count_continuation(request)
         request.lost(now, cause)
         self._enqueue(request, now)
+
+    def _count_continuation(self, request: OwnedRequest) -> None:
+        self.continuations += 1
+        self._send(request.reply_to, Continued([request.id], [request.attempt]))
 
     def _redraw(self, request: OwnedRequest, now: float) -> None:
         """Enqueue again, after the tokens that stand, at the engine that has them cached."""
@@ -239,12 +246,9 @@ class TokenizerLedger:
         if request is None or request.attempt != message.attempt:
             self._disown(sender, [message.id], [message.attempt])
             return
-        if request.engine == 0 and sender in self._members.peers:
-            request.run_by(sender)
-        if request.engine != sender:
+        if not self._owns(request, sender):
             self._disown(sender, [message.id], [message.attempt])
             return
-        request.refusals.clear()
         if not request.accepted and request.taken(message.max_tokens):
             self._tell_accepted(request)
 
@@ -262,10 +266,7 @@ class TokenizerLedger:
         if message.retry_elsewhere:
             again = request.refusals.next_try(now, started=request.was_accepted)
             if again is not None and request.restarts < MAX_RESTARTS:
-                request.engine = 0
-                request.restarts += 1
-                request.attempt += 1
-                request.resend_at = again
+                request.put_off(again)
                 return
             message = given_up(message, request.refusals, now)
         self._reject(request, message)
@@ -348,10 +349,7 @@ class TokenizerLedger:
         choice = request.choices.get(number)
         if choice is not None and not choice.ended:
             choice.ended = True
-            request.open_choices -= 1
-            self._cancel_at_engine(request, number)
-            if request.open_choices == 0:
-                del self.open[request.id]
+            self._settle(request, number, RowFate.CUT)
 
     def _give_up(self, request: OwnedRequest) -> None:
         """Its tokens cannot be turned into text: it ends, and the others' rows go out."""
@@ -387,6 +385,8 @@ class TokenizerLedger:
             if request.frontend == 0 and not self._find_frontend(request, now):
                 self._drop(request)
             elif request.work is not None and request.engine == 0 and now >= request.resend_at:
+                if request.router not in (0, self._members.router_incarnation):
+                    self._count_continuation(request)
                 self._enqueue(request, now)
         self._tombstones.expire(now)
         if now >= self._reconcile_at:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import select
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.protocol.process.plain_structlog import Logger, structlog
 
 MAX_QUEUED_LINES = 4096
 _LINES_A_WRITE = 64
+_PAUSE_S = 0.05
 _MAX_TEXT = 2000
 _BOUND = ("id", "trace")
 """What stands in a line about a request."""
@@ -31,36 +33,47 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class _Writer(threading.Thread):
-    """Writes queued lines to a file descriptor."""
+    """Writes queued lines to a file descriptor.
+
+    What comes within ``_PAUSE_S`` of a line is written at once: to wake a thread costs more than
+    to make a line, and so does a call of the system.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(name="log writer", daemon=True)
         self.tell_dropped: Callable[[int], str] = "({} log lines dropped)".format
         self._descriptor = descriptor
-        self._lines: queue.Queue[str] = queue.Queue(MAX_QUEUED_LINES)
+        self._lines = deque[bytes]()
+        self._wake, self._writing = threading.Event(), threading.Lock()
         self._dropped = 0
 
-    def put(self, line: str, end: str = "\n") -> None:
-        try:
-            self._lines.put_nowait(line + end)
-        except queue.Full:
+    def put(self, line: bytes) -> None:
+        """Any thread may. It does not wait. ``line`` with its newline."""
+        if len(self._lines) >= MAX_QUEUED_LINES:
             self._dropped += 1
+            return
+        self._lines.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
 
     def run(self) -> None:
-        """Write all that waits at once: a burst costs one call of the system, not one a line."""
-        while True:
-            lines = [self._lines.get()]
-            while len(lines) < _LINES_A_WRITE and not self._lines.empty():
-                lines.append(self._lines.get())
-            dropped, self._dropped = self._dropped, 0
-            if dropped:
-                lines.insert(0, f"{self.tell_dropped(dropped)}\n")
-            try:
-                self._write("".join(lines).encode("utf-8", "backslashreplace"))
-            except OSError:
-                self._dropped += len(lines) - bool(dropped) + dropped
-            for _ in range(len(lines) - bool(dropped)):
-                self._lines.task_done()
+        while self._wake.wait():
+            self._wake.clear()  # before the look at what there is: what comes later sets it again
+            self._write_waiting()
+            time.sleep(_PAUSE_S)
+
+    def _write_waiting(self) -> None:
+        with self._writing:
+            while self._lines:
+                lines = [
+                    self._lines.popleft() for _ in range(min(_LINES_A_WRITE, len(self._lines)))
+                ]
+                dropped, self._dropped = self._dropped, 0
+                told = [_line(self.tell_dropped(dropped))] if dropped else []
+                try:
+                    self._write(b"".join(told + lines))
+                except OSError:
+                    self._dropped += len(lines) + dropped
 
     def _write(self, data: bytes) -> None:
         """All of ``data``, however little the descriptor takes at once."""
@@ -72,16 +85,22 @@ class _Writer(threading.Thread):
                 select.select([], [self._descriptor], [])
 
     def flush(self, seconds: float = 1.0) -> None:
-        """Wait until the queue is written, but not for ever."""
-        done = threading.Thread(target=self._lines.join, daemon=True)
+        """Write what waits, but do not wait for ever."""
+        done = threading.Thread(target=self._write_waiting, daemon=True)
         done.start()
         done.join(seconds)
+
+
+def _line(text: str) -> bytes:
+    return f"{text}\n".encode("utf-8", "backslashreplace")
 
 
 _writer: _Writer | None = None
 _encode = msgspec.json.Encoder().encode
 _record: Callable[[str, str, dict[str, Any]], None] = lambda level, event, fields: None  # noqa: E731
 """Writes one line of this process; nothing before ``set_up``."""
+_least = 100
+"""The number of the least level that is logged."""
 
 
 _set_up: tuple[str, str] | None = None
@@ -95,7 +114,7 @@ class _Lines:
         self._put = writer.put
 
     def msg(self, line: str) -> None:
-        self._put(line)
+        self._put(_line(line))
 
     log = debug = info = warning = warn = error = critical = exception = fatal = failure = msg
 
@@ -122,8 +141,8 @@ def set_up(service: str, level: str, form: str) -> Logger:
 
     ``form``: ``json`` (one object a line), ``console``, or ``auto``.
     """
-    global _set_up, _writer, _record
-    _set_up = service, form
+    global _set_up, _writer, _record, _least
+    _set_up, _least = (service, form), _LEVELS[level]
     if _writer is None:
         _writer = _Writer(2)
         _writer.start()
@@ -140,7 +159,7 @@ def set_up(service: str, level: str, form: str) -> Logger:
             '{{"event": "log lines dropped", "level": "warning", "lines": {}}}'.format
         )
     writer = _writer
-    _record = _recorder(service, _LEVELS[level], writer.put, renderer)
+    _record = _recorder(service, writer.put, renderer)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -181,31 +200,39 @@ class _Handler(logging.Handler):
 
 
 def _recorder(
-    service: str, least: int, put: Callable[[str], None], render: Callable[..., str]
+    service: str, put: Callable[[bytes], None], render: Callable[..., str]
 ) -> Callable[[str, str, dict[str, Any]], None]:
     pid, as_json = os.getpid(), isinstance(render, structlog.processors.JSONRenderer)
 
     def write(level: str, event: str, fields: dict[str, Any]) -> None:
-        if _LEVELS[level] < least:
-            return
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         line = {**fields, "service": service, "pid": pid, "event": event, "level": level}
-        line["timestamp"] = now
-        put(_encode(line).decode() if as_json else render(None, level, line))
+        now = datetime.now(UTC)
+        if as_json:
+            line["timestamp"] = now  # written as in a logger's lines
+            put(_encode(line) + b"\n")
+        else:
+            line["timestamp"] = now.isoformat()
+            put(_line(render(None, level, line)))
 
     return write
+
+
+def wants(level: str) -> bool:
+    """Whether lines of this level are logged, for who would gather their fields in vain."""
+    return _LEVELS[level] >= _least
 
 
 def record(level: str, event: str, fields: dict[str, Any]) -> None:
     """Log short values that JSON knows, for what happens with every request: a fifth of the cost
     of a logger's line."""
-    _record(level, event, fields)
+    if wants(level):
+        _record(level, event, fields)
 
 
 def draw(text: str) -> None:
     """Put text between the log lines as it is, without a newline: a line that is drawn again."""
     if _writer is not None:
-        _writer.put(text, end="")
+        _writer.put(text.encode("utf-8", "backslashreplace"))
 
 
 def flush() -> None:

@@ -293,7 +293,7 @@ PIPELINE = (
         "continuations_total",
         "counter",
         "Requests started again after a loss, by who did so: frontend (of a tokenizer), tokenizer "
-        "(of an engine).",
+        "(of an engine), either one where they waited at a router that was lost.",
         ("service",),
     ),
     Metric(

@@ -18,8 +18,8 @@ _ROOT_FLAGS, _CHILD_FLAGS = 0x100, 0x300
 _INTERNAL, _SERVER = 1, 2
 """Of ``SpanKind``."""
 _STATUS_ERROR = b"\x18\x02"
-_TIMES = struct.Struct("<QBQ").pack
-"""The value of the field of a span's begin, then tag and value of that of its end."""
+_TIMES = struct.Struct("<BQBQ").pack
+"""Tag and value of a span's begin, and of its end."""
 _EVENT = struct.Struct("<BQ").pack
 _hex = bytes.fromhex
 
@@ -49,21 +49,19 @@ class Stage(msgspec.Struct, gc=False):
         ``dropped`` are left out; ``since_1970``: nanoseconds from 1970 to zero of the monotonic
         clock.
         """
-        parent = self.traceparent
+        above, own_id = self.traceparent, self.own_id
         began, ended = since_1970 + int(self.began * 1e9), since_1970 + int(self.ended * 1e9)
-        times = _TIMES(began, 0x41, ended if ended > began else began)
-        known, own_id = attributes(facts), self.own_id
         rest = self._rest(since_1970, dropped) if self.event or self.error or dropped else b""
         if own_id:
             new_id = own_id.to_bytes(8, "big")
-        trace, above = _hex(parent[3:35]), parent[36:52]
-        if above == _NO_PARENT:
-            whole, size = _root(self.name, _SERVER if own_id else _INTERNAL)
-            size += len(known) + len(rest)
-            return whole % (varint(size), trace, new_id, times, known, rest)
-        whole, size = _child(self.name, _SERVER if own_id else _INTERNAL)
-        size += len(known) + len(rest)
-        return whole % (varint(size), trace, new_id, _hex(above), times, known, rest)
+        if above[36:52] == _NO_PARENT:
+            ids, flags = _hex(f"0a10{above[3:35]}1208"), _ROOT_FLAGS
+        else:
+            ids, flags = _hex(f"0a10{above[3:35]}2208{above[36:52]}1208"), _CHILD_FLAGS
+        fixed, known = _fixed(self.name, _SERVER if own_id else _INTERNAL, flags), attributes(facts)
+        times = _TIMES(0x39, began, 0x41, ended if ended > began else began)
+        size = varint(len(ids) + 26 + len(fixed) + len(known) + len(rest))
+        return b"".join((b"\x12", size, ids, new_id, times, fixed, known, rest))
 
     def _rest(self, since_1970: int, dropped: int) -> bytes:
         """What few spans have."""
@@ -84,20 +82,7 @@ def is_root(traceparent: str) -> bool:
     return traceparent[36:52] == _NO_PARENT
 
 
-def _form(name: str, kind: int, parent: bytes, flags: int) -> tuple[bytes, int]:
-    """A span but for size, trace, id, ``parent``, times, attributes and the rest, in this order;
-    and its size without the last two."""
-    fixed = name_and_kind(name, kind) + b"\x85\x01" + flags.to_bytes(4, "little")
-    head = b"\x0a\x10%b\x12\x08%b" + parent + b"\x39%b"
-    size = len(head) - 2 * head.count(b"%") + 16 + 8 + 17 + (8 if parent else 0) + len(fixed)
-    return b"\x12%b" + head + fixed.replace(b"%", b"%%") + b"%b%b", size
-
-
 @lru_cache(maxsize=1024)
-def _root(name: str, kind: int) -> tuple[bytes, int]:
-    return _form(name, kind, b"", _ROOT_FLAGS)
-
-
-@lru_cache(maxsize=1024)
-def _child(name: str, kind: int) -> tuple[bytes, int]:
-    return _form(name, kind, b"\x22\x08%b", _CHILD_FLAGS)
+def _fixed(name: str, kind: int, flags: int) -> bytes:
+    """What is the same in all spans of a name."""
+    return name_and_kind(name, kind) + b"\x85\x01" + flags.to_bytes(4, "little")

@@ -22,7 +22,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 44
+PROTOCOL_VERSION = 45
 
 Message = (
     membership.Hello
@@ -50,6 +50,7 @@ Message = (
     | requests.Unknown
     | tokens.TokenBatch
     | tokens.TextBatch
+    | tokens.Continued
     | steps.Attach
     | steps.Attached
     | steps.StepPlan

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.client.answers import FINISH_REASONS, Answer
+from penstock.client.answers import FINISH_REASONS, Answer, RequestProgress
 from penstock.client.beam_search import Beam, BeamSearch, BeamSearchParams, step_params
 from penstock.client.gateway_interface import Gateway, Overloaded
 from penstock.client.sink import RowExtras
@@ -40,7 +40,9 @@ class _Refused(Exception):
 class _Step:
     """The sink of one small request; what has come of it is there once ``ended`` is set."""
 
-    def __init__(self, *, wants_ids: bool) -> None:
+    def __init__(self, progress: RequestProgress, *, wants_ids: bool) -> None:
+        """progress: of the whole search."""
+        self._progress = progress
         self.wants_ids = wants_ids
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.prompt_tokens = 0
@@ -68,7 +70,8 @@ class _Step:
         status = end.status if 400 <= end.status < 600 else 500
         self.ended.set_exception(status_error(status, end.message or "The request was aborted"))
 
-    def on_continued(self) -> None: ...
+    def on_continued(self) -> None:
+        self._progress.continuations += 1
 
     def on_rejected(self, rejected: Rejected) -> None:
         if not self.ended.done():
@@ -187,7 +190,7 @@ class _Search:
     async def _ask(self, asked: GenerateRequest, place: int, wants_ids: bool) -> _Step:
         generation, only = self._generation, range(place, place + 1)
         while True:
-            step = _Step(wants_ids=wants_ids)
+            step = _Step(generation, wants_ids=wants_ids)
             age = generation.now() - generation.arrival
             left = max(0.0, generation.timeout_s - age)
             work = asked.work(only, generation.caller, time_left=left, age=age)

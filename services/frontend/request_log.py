@@ -61,12 +61,10 @@ def _figures(generation: Generation) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if generation.key.name:
         found["key"] = generation.key.name
-    found |= {
-        "model": generation.request.served,
-        "prompt_tokens": usage.prompt,
-        "cached_tokens": usage.cached,
-        "output_tokens": usage.completion,
-    }
+    found["model"] = generation.request.served
+    found["prompt_tokens"] = usage.prompt
+    found["cached_tokens"] = usage.cached
+    found["output_tokens"] = usage.completion
     if usage.reasoning:
         found["thinking_tokens"] = usage.reasoning
     if usage.accepted_drafts or usage.rejected_drafts:

@@ -90,12 +90,13 @@ class EngineMeters:
         request = sequence.request
         if request.trace:
             _record(sequence)
-        facts = {
-            "choice": sequence.choice,
-            "attempt": request.attempt,
-            "output_tokens": sequence.num_output,
-        }
-        logs.record("debug", "choice ended", facts | log_fields(request.head))
+        if logs.wants("debug"):
+            facts = {
+                "choice": sequence.choice,
+                "attempt": request.attempt,
+                "output_tokens": sequence.num_output,
+            }
+            logs.record("debug", "choice ended", facts | log_fields(request.head))
         if first := sequence.first_token_at:
             self._decode(time.monotonic() - first, exemplar_id(request.head.trace))
 

@@ -200,6 +200,8 @@ class SchedulerService(LoopService):
                 self.ledger.hand_over()
             else:
                 self.log.warning(f"the {name} is gone; its requests wait for the next one")
+                if self.ledger is not None:
+                    self.ledger.tell_continued()
 
     def _another_is_ready(self) -> bool:
         """Whether another engine of the model could take this one's requests."""

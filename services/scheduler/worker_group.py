@@ -8,6 +8,7 @@ has no worker.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -22,6 +23,8 @@ from penstock.services.scheduler.limits import Limits
 ATTACH_SECONDS = 1.0
 WITHOUT_YOU = [0]
 """A group that nobody is in: whoever is asked to join it ends."""
+MOST_FORMER = 4096
+"""Workers of former groups that are known."""
 MAY_DIFFER = ("num_blocks", "max_model_len")
 """Sizes in which ranks may differ, for their memory may: the smallest counts."""
 
@@ -48,8 +51,9 @@ class WorkerGroup:
         """Incarnation → rank, of the group's workers."""
         self._answers: dict[int, Attached] = {}
         """What the workers answered, by rank."""
-        self._former: set[int] = set()
-        """Incarnations of those whose group has lost a rank."""
+        self._former: deque[int] = deque(maxlen=MOST_FORMER)
+        """Incarnations of those whose group has lost another rank. They are kept: under a new
+        router one may be gone for a moment, and then be there again."""
         self._refused = ""
         """Why these workers form no group."""
         self._ask_at = 0.0
@@ -66,7 +70,6 @@ class WorkerGroup:
                 former.append(peer)
             else:
                 found[peer.identity.rank] = peer
-        self._former = {peer.incarnation for peer in former}
         if former:
             self._ask_at = now + ATTACH_SECONDS
             for peer in former:
@@ -169,7 +172,8 @@ class WorkerGroup:
         if not ranks:
             return ""
         name = self._name(min(ranks))
-        self._former |= self._ranks.keys()
+        if self._size > 1:
+            self._former += self._ranks
         self._peers, self._ranks = [], {}
         self._answers.clear()
         self.attached, self._refused = False, ""

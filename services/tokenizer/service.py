@@ -275,8 +275,10 @@ class TokenizerService(AsyncService):
             self._encode_seconds(self.loop.time() - began)
             made = self._streams(request_id, found), time.monotonic(), self._guards(found)
             self.ledger.encoded(request_id, attempt, found.work, found.params, *made)
-            facts = {"attempt": attempt, "prompt_tokens": len(found.work.prompt) // TOKEN_BYTES}
-            logs.record("debug", "request encoded", facts | log_fields(head))
+            if logs.wants("debug"):
+                tokens = len(found.work.prompt) // TOKEN_BYTES
+                facts = {"attempt": attempt, "prompt_tokens": tokens}
+                logs.record("debug", "request encoded", facts | log_fields(head))
         self.flush()
 
     def _record(

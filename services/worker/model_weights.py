@@ -216,30 +216,44 @@ def random_model(
     model = for_length(adapter.specification(info), longest or info.max_model_len)
     own = model if ranks is None else own_model(model, ranks.place)
     weights = allocate_weights(own, dtype, device, adapter.names, quantization, ranks)
+    if ranks is None:
+        return random_decoder(own, weights, seed)
     generator = torch.Generator(device).manual_seed(seed)
-
-    def draw(name: str, tensor: Tensor) -> Tensor:
-        if "norm" in name and name.endswith(".weight"):
-            return tensor.fill_(0.0 if model.norm.plus_one else 1.0)
-        return tensor.normal_(0.0, DUMMY_STD, generator=generator)
-
     with torch.inference_mode():
-        if ranks is None:
-            for name, tensor in named_tensors(weights).items():
-                draw(name, tensor)
-        else:
-            meta = torch.device("meta")
-            whole = allocate_weights(model, dtype, meta, adapter.names, quantization)
-            slices = own_slices(whole, weights, ranks.place)
-            for name, tensor in named_tensors(whole).items():
-                drawn = draw(name, torch.empty_like(tensor, device=device))
-                for part in (each for each in slices if each.name == name):
-                    part.target.copy_(part.of(drawn))
-        linears = [linear for layer in weights.layers for linear in layer.linears]
-        for linear in (*linears, weights.lm_head):
-            if isinstance(linear, QuantizedLinear):
-                linear.draw(DUMMY_STD, generator)
+        meta = torch.device("meta")
+        whole = allocate_weights(model, dtype, meta, adapter.names, quantization)
+        slices = own_slices(whole, weights, ranks.place)
+        for name, tensor in named_tensors(whole).items():
+            drawn = _draw(model, name, torch.empty_like(tensor, device=device), generator)
+            for part in (each for each in slices if each.name == name):
+                part.target.copy_(part.of(drawn))
+        _draw_quantized(weights, generator)
         return _decoder(model, in_halves(own, weights), weights, ranks)
+
+
+def random_decoder(model: ModelSpecification, weights: DecoderWeights, seed: int) -> Decoder:
+    """The model of weights that are drawn here; norms are 1."""
+    generator = torch.Generator(weights.embedding.device).manual_seed(seed)
+    with torch.inference_mode():
+        for name, tensor in named_tensors(weights).items():
+            _draw(model, name, tensor, generator)
+        _draw_quantized(weights, generator)
+        return Decoder(in_halves(model, weights), weights)
+
+
+def _draw(
+    model: ModelSpecification, name: str, tensor: Tensor, generator: torch.Generator
+) -> Tensor:
+    if "norm" in name and name.endswith(".weight"):
+        return tensor.fill_(0.0 if model.norm.plus_one else 1.0)
+    return tensor.normal_(0.0, DUMMY_STD, generator=generator)
+
+
+def _draw_quantized(weights: DecoderWeights, generator: torch.Generator) -> None:
+    linears = [linear for layer in weights.layers for linear in layer.linears]
+    for linear in (*linears, weights.lm_head):
+        if isinstance(linear, QuantizedLinear):
+            linear.draw(DUMMY_STD, generator)
 
 
 def is_harmless(model: ModelSpecification, name: str) -> bool:

@@ -58,7 +58,7 @@ PROCESS_BYTES = GIB // 2
 """What the processes of a server take on a CPU beside weights and steps."""
 OUTSIDE_BYTES = 3 * GIB // 4
 """What CUDA's context and the loaded kernels take of a GPU."""
-_NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 0.1, 0.25
+_NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 1 / 6, 0.25
 """As in ``penstock.services.worker.gpu.compressed_layers``."""
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))
 """Wider heads take more shared memory in fp32 than programs have on other compute capabilities

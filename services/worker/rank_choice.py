@@ -14,13 +14,8 @@ from penstock.services.worker.models.linear_specification import model_linears
 from penstock.services.worker.models.rank_shares import RankPlace, own_model, place_of, why_not
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.specification import ModelSpecification
-from penstock.services.worker.models.stage_costs import (
-    LayerCosts,
-    balanced,
-    layer_costs,
-    stage_bytes,
-)
-from penstock.services.worker.models.stage_division import even
+from penstock.services.worker.models.stage_costs import LayerCosts, balanced, layer_costs
+from penstock.services.worker.models.stage_division import even, stage_sums
 from penstock.services.worker.quantization.reading import read_quantization
 
 
@@ -83,11 +78,11 @@ def words_of_stage(config: Config, info: ModelInfo) -> str:
 
 def words_of_bytes(costs: LayerCosts, counts: tuple[int, ...]) -> str:
     """Why stages have these layers."""
-    read = stage_bytes(costs, counts)
+    read = stage_sums(costs.layers, counts, costs.last)
     shares = ", ".join(f"{each / sum(read):.1%}" for each in read)
     return (
-        f"balanced: a decode step reads {shares} of the weights in them, the LM head "
-        f"({costs.head / sum(read):.1%}) in the last"
+        f"balanced: a decode step reads {shares} of the bytes in them, LM head and logits "
+        f"({costs.last / sum(read):.1%}) in the last"
     )
 
 

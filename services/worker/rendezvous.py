@@ -91,7 +91,8 @@ class Rendezvous:
         self.links = links
         self.address = ""
         """``host:port`` where the others find this rank; empty for all but rank 0."""
-        self._rank, self._size, self._on_gpus = rank, size, on_gpus
+        self.on_gpus = on_gpus
+        self._rank, self._size = rank, size
         self._epoch = 0
         """The one for which the ranks have met."""
         self._store: Any = None
@@ -170,7 +171,7 @@ class Rendezvous:
     def _check_network(self, first: str) -> None:
         """NCCL encrypts nothing that goes to another host. Raises ``Ended``."""
         host = first.rpartition(":")[0].strip("[]")
-        if self.links is not None and self._on_gpus and host != self.host:
+        if self.links is not None and self.on_gpus and host != self.host:
             raise Ended(
                 f"rank 0 of its engine is on {host}, this rank {self._rank} on {self.host}: NCCL "
                 "would send what they compute between the two unencrypted, and --rank-traffic is "

@@ -15,7 +15,6 @@ from penstock.protocol.model_info import fingerprint
 from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
-from penstock.protocol.process.participant import Ended
 from penstock.protocol.process.spans import SPANS
 from penstock.protocol.process.trace import LAUNCH, SEND_RESULT, TRACE, WAIT
 from penstock.protocol.wire.codec import Message
@@ -23,6 +22,7 @@ from penstock.protocol.wire.messages.kv_tier import KVCopies, KVForget
 from penstock.protocol.wire.messages.membership import Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, StepResult
 from penstock.services.worker import adapter_messages
+from penstock.services.worker.attachment import Attachment
 from penstock.services.worker.executor import DeviceFailed, Executor
 from penstock.services.worker.executor_report import attached, capacity_of, say_loaded, say_summary
 from penstock.services.worker.kv_copies import Copies, copies_of, with_space
@@ -35,8 +35,6 @@ from penstock.services.worker.step_limit import IMPROVE_LIMIT_SECONDS, StepLimit
 
 KEPT_ANSWERS = 8
 IDLE_SECONDS = 0.5
-MEET_LIMIT_SECONDS = 300.0
-"""For finding the other ranks of the engine."""
 COPIES_SECONDS = 0.001
 """Between two looks at copies of blocks, or at adapters, that are under way."""
 TURN_SECONDS = 0.05
@@ -78,8 +76,7 @@ class WorkerService(LoopService):
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
         self._copies: Copies | None = None
-        self._group: list[int] = []
-        """Incarnations of its engine's workers, itself among them."""
+        self._attachment = Attachment(self.participant, self._rendezvous)
         self._device_failed: DeviceFailed | None = None
 
     @cached_property
@@ -153,29 +150,29 @@ class WorkerService(LoopService):
         self.mailbox.send(self.scheduler, message)
 
     def _attach(self, message: Attach) -> None:
-        group = message.group
-        if group and (self.mailbox.incarnation not in group or group != (self._group or group)):
-            raise Ended(
-                "a rank of its engine was lost, or its engine has another group of workers: it "
-                "begins anew"
-            )
+        self._attachment.check(message)
         if self.executor is None:
             self._pending_attach = message
-            return
-        self._group = message.group
-        if message.epoch != self.epoch:
+        elif message.epoch == self.epoch:
+            self._tell_attached(self.executor)
+        elif not self._attachment.is_meeting:
             self._end_epoch(self.executor)
-            if self._rendezvous is not None:
-                self.status.begin(MEET_LIMIT_SECONDS)
-                self._rendezvous.meet(self.executor, message)
-                self.status.done()
-            self.epoch = message.epoch
-            self.scheduler = message.reply_to
-            self._launched = self._expected = 0
-            self._answers.clear()
-            self._failed = None
-        answer = attached(self.executor, self.epoch, self.config.cluster.rank)
-        self.mailbox.send(message.reply_to, with_space(answer, self._copies))
+            self._attachment.begin(self.executor, message)
+            self._look_if_met()
+
+    def _look_if_met(self) -> None:
+        """The epoch begins when all ranks are there."""
+        if self.executor is None or (message := self._attachment.over()) is None:
+            return
+        self.epoch, self.scheduler = message.epoch, message.reply_to
+        self._launched = self._expected = 0
+        self._answers.clear()
+        self._failed = None
+        self._tell_attached(self.executor)
+
+    def _tell_attached(self, executor: Executor) -> None:
+        answer = attached(executor, self.epoch, self.config.cluster.rank)
+        self._tell(with_space(answer, self._copies))
 
     def _execute(self, plan: StepPlan) -> None:
         """Execute a plan in its turn; after a failure or a gap only a full plan counts."""
@@ -269,6 +266,7 @@ class WorkerService(LoopService):
                 TRACE.add(WAIT, began)
 
     def _end_epoch(self, executor: Executor) -> None:
+        self.epoch, self.scheduler, self._improving = 0, "", False
         if self._copies is not None:
             self._copies.drop()
         self._reset(executor)
@@ -329,6 +327,7 @@ class WorkerService(LoopService):
     def work(self, now: float) -> None:
         if self._loader is not None:
             self._finish_loading()
+        self._look_if_met()
         if self._device_failed is not None:  # in handling a message, which ends no process
             raise self._device_failed
         if self.executor is not None and self.executor.in_flight:
@@ -347,25 +346,25 @@ class WorkerService(LoopService):
         copies = self._copies is not None and self._copies.active
         if copies or adapter_messages.loads(self.executor):
             return COPIES_SECONDS
-        return 0.02 if self._loader is not None else super().patience(now)
+        waits = self._loader is not None or self._attachment.is_meeting
+        return 0.02 if waits else super().patience(now)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
-        """The scheduler is gone: its plans mean nothing any more."""
-        if any(peer.address == self.scheduler for peer in gone.values()):
-            self.scheduler = ""
-            self.epoch = 0
-            if self.executor is not None:
-                self._end_epoch(self.executor)
+        """When the scheduler is gone, its plans mean nothing any more."""
+        self._attachment.peers_gone(gone)
+        is_over = any(peer.address == self.scheduler for peer in gone.values())
+        if is_over and self.executor is not None:
+            self._end_epoch(self.executor)
 
     def on_tick(self, now: float) -> None:
         if self.executor is not None and self.executor.draft_counts is not None:
             report_drafts(self.executor.draft_counts, self.metrics)
         self.report(self.metrics)
-        if self._rendezvous is not None:
-            for refusal in self._rendezvous.complaints():
-                self.log.error(refusal)
-        self._tidy(now)
-        self._improve(now)
+        for refusal in self._attachment.complaints():
+            self.log.error(refusal)
+        if not self._attachment.is_meeting:
+            self._tidy(now)
+            self._improve(now)
 
     def _tidy(self, now: float) -> None:
         """Once in each pause, prepare for what comes seldom, and give back what steps have left

@@ -62,10 +62,17 @@ def requests(
 class Crowd:
     """Many requests under way at once."""
 
-    def __init__(self, url: str, bodies: list[dict[str, Any]], spread_s: float = 0.0) -> None:
-        """``spread_s``: seconds from the first connection to the last one."""
+    def __init__(
+        self,
+        url: str,
+        bodies: list[dict[str, Any]],
+        spread_s: float = 0.0,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        """``spread_s``: seconds from the first connection to the last one. headers: of each."""
         self.followed = [Followed() for _ in bodies]
         self._spread = spread_s
+        self._headers = headers or {}
         self._url = url + "/v1/completions"
         self._bodies = bodies
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,7 +124,7 @@ class Crowd:
     async def _follow(self, followed: Followed, body: dict[str, Any], delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         try:
-            async with self._session.post(self._url, json=body) as response:
+            async with self._session.post(self._url, json=body, headers=self._headers) as response:
                 followed.status = response.status
                 if response.status != 200 or not body["stream"]:
                     _take_whole(followed, await response.json())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.loadtest.roofline import floor
 from penstock.loadtest.roofline.decoder_cost import decoder_config
 from penstock.loadtest.roofline.device_limits import DeviceLimits
+from penstock.loadtest.studies import floor
 from penstock.protocol.model_info import read_model_info
 
 H200 = DeviceLimits("H200", 4.31e12, 770e12, "measured")

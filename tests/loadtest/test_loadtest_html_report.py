@@ -214,11 +214,11 @@ def test_names_of_points_that_would_lie_on_each_other_are_left_out() -> None:
     assert text.count("<title>") == 6
 
 
-def test_a_gap_interrupts_a_line() -> None:
+def test_a_gap_interrupts_a_line_and_a_point_between_two_gaps_is_a_dot() -> None:
     points = [(0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 4.0)]
     text = plot([Line("a", points)], title="t", x_label="", y_label="")
     (path,) = re.findall(r'class="line c0" d="([^"]*)"', text)
-    assert re.sub(r"[\d. ]+", "", path) == "MML"
+    assert re.sub(r"[\d. -]+", "", path) == "Mmaa" + "ML"
 
 
 @pytest.mark.parametrize(

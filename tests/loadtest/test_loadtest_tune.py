@@ -81,17 +81,20 @@ def test_what_is_written_is_what_serve_reads_and_has_a_reason_for_each_setting(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_built_in_model_is_tuned_on_a_cpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_built_in_model_is_tuned_on_a_cpu(stages: int, tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
     done = tune(
         *("--device", "cpu", "--objective", "ttft:20000,tpot:3000", "-o", str(path)),
-        *("--input-len", "32", "--output-len", "4"),
+        *("--input-len", "32", "--output-len", "4", "--pipeline-parallel-size", str(stages)),
         seconds=100,
     )
     assert done.returncode == 0, done.stderr
     found = read_file(str(path))
     assert set(TUNED) <= found.keys()
     assert "device cpu" in path.read_text().replace("\n# ", " ")
+    assert ("pipeline_layers" in found) == (stages > 1)
+    assert stages == 1 or sum(map(int, found["pipeline_layers"].split(","))) == 10
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,7 @@ SAMPLES: dict[str, tuple[Any, list[Any]]] = {
             [[0, _IDS]],
         ],
     ),
+    "Continued": (t.Continued([1], [257]), [32, [1], [257]]),
     "TextBatch": (
         t.TextBatch(
             [1], [0], [256], [7], [2], _IDS, ["é€𝄞"], [3],
@@ -402,7 +403,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "4cbed77735826afe"
+SCHEMA_HASH = "8b8f0b0b4f230576"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -462,6 +463,7 @@ GOLDEN: dict[str, str] = {
         "0000000000a13010cb3fe00000000000009193009202c40801000000ff7f00009202c40801000000ff7f00"
         "00919200c40801000000ff7f0000"
     ),
+    "Continued": "9320910191cd0101",
     "TextBatch": (
         "9d1f9101910091cd010091079102c40801000000ff7f000091a9c3a9e282acf09d849e910391990004a43c"
         "2f733ea4676f6e65cd01f4cd012cff000091960010cb3fd0000000000000a000cbbff00000000000009194"

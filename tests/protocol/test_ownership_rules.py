@@ -65,6 +65,7 @@ from penstock.protocol.wire.messages.requests import (
     first_attempt,
 )
 from penstock.protocol.wire.messages.tokens import (
+    Continued,
     End,
     EndReason,
     Event,
@@ -96,6 +97,7 @@ class Members:
     """Everybody is there."""
 
     router_address = ROUTER
+    router_incarnation = 9
 
     def __init__(self) -> None:
         services = {
@@ -134,6 +136,7 @@ class Ear:
         self.heard: list[Any] = []
         self.codes: list[str | None] = []
         """Of refusals."""
+        self.continuations = 0
 
     def on_accepted(self, prompt_tokens: int) -> None:
         self.heard.append(prompt_tokens)
@@ -142,7 +145,8 @@ class Ear:
         content = text if extras is None or extras.events is None else extras.events
         self.heard.append((content, tokens, extras is not None and extras.end is not None))
 
-    def on_continued(self) -> None: ...
+    def on_continued(self) -> None:
+        self.continuations += 1
 
     def on_rejected(self, rejected: Rejected) -> None:
         self.heard.append(rejected.status)
@@ -453,6 +457,38 @@ def test_the_longest_prompt_of_a_body_and_all_parameters_fit_into_one_message() 
     head = RequestHead(tenant="t" * 128, time_left=1.0)
     work = Work(head, requests.PromptText("x" * MAX_PROMPT_BYTES), params, choices)
     assert len(msgspec.msgpack.encode(work)) <= MAX_WORK_BYTES
+
+
+def test_the_sink_hears_of_each_loss_of_a_tokenizer_or_an_engine(frontend: Any) -> None:
+    ledger, _, ear, number = frontend
+    accept(ledger, number)
+    ledger.handle(TOKENIZER, Continued([number], [ONE + 1]), 0.1)
+    ledger.handle(TOKENIZER, Unknown([number], [ONE]), 0.2)
+    assert (ear.continuations, ledger.continuations) == (2, 1)
+    ledger.handle(TOKENIZER, Continued([number], [ONE + 2]), 0.3)  # of what it has no more
+    assert ear.continuations == 2
+    again = first_attempt(2)
+    ledger.handle(OTHER, Continued([number], [again]), 0.4)  # its ``Taken`` was lost
+    ledger.handle(OTHER, Taken(number, again), 0.5)
+    ledger.handle(TOKENIZER, Continued([number], [again]), 0.6)  # another has it
+    ledger.handle(OTHER, Continued([999], [again]), 0.7)
+    assert (ear.continuations, ledger.continuations) == (3, 1)
+
+
+def test_what_waits_at_a_router_that_is_lost_counts_a_loss_when_the_next_one_has_it() -> None:
+    members, sent, ear = Members(), Sent(), Ear()
+    ledger = ClientLedger(address(FRONTEND), FRONTEND, members, sent)
+    number = ledger.submit(WORK, ear, 0.0)
+    ledger.tick(RESEND_SECONDS)
+    assert (ear.continuations, len(sent.take(Submit))) == (0, 2)
+    members.router_incarnation += 1
+    for resend in (2, 3):
+        ledger.tick(resend * RESEND_SECONDS)
+        assert (ear.continuations, len(sent.take(Submit))) == (1, 1)
+    ledger.handle(TOKENIZER, Taken(number, ONE), 3.1)
+    members.router_incarnation += 1
+    ledger.tick(4 * RESEND_SECONDS)
+    assert (ear.continuations, ledger.continuations) == (1, 1), "it waits there no more"
 
 
 def test_continuations_without_a_new_token_come_to_an_end(frontend: Any) -> None:
@@ -779,6 +815,43 @@ def test_what_only_waited_at_lost_engines_is_not_blamed_for_it(tokenizer: Any) -
     assert not ledger.open
 
 
+def test_a_frontend_is_told_at_once_of_each_loss_of_an_engine(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 0.1)
+    assert sent.take(Continued) == []
+    ledger.handle(SCHEDULER, Unknown([7], [ONE]), 0.2)
+    assert sent.take(Continued) == [(address(FRONTEND), Continued([7], [ONE]))]
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 1), 0.3)
+    ledger.peers_gone({SCHEDULER: Members().peers[SCHEDULER]}, 0.4)
+    assert sent.take(Continued) == [(address(FRONTEND), Continued([7], [ONE + 1]))]
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 2), 0.5)
+    ledger.handle(SCHEDULER, Unknown([7], [ONE + 2], [0], prefilled=True), 0.6)
+    assert sent.take(Continued) == [], "a hand-over is none"
+    ledger.handle(SCHEDULER, Accepted(7, ONE + 3), 0.7)
+    ledger.handle(SCHEDULER, Continued([7, 8], [ONE + 3, ONE]), 0.8)  # it lost its worker
+    ledger.handle(SCHEDULER, Continued([7], [ONE + 2]), 0.8)
+    ledger.handle(OTHER, Continued([7], [ONE + 3]), 0.8)
+    assert sent.take(Continued) == [(address(FRONTEND), Continued([7], [ONE + 3]))]
+    assert ledger.continuations == 3 and list(ledger.open) == [7]
+
+
+def test_what_waits_for_an_engine_at_a_router_that_is_lost_counts_a_loss(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    members = ledger._members
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    ledger.tick(RESEND_SECONDS)
+    assert sent.take(Continued) == []
+    members.router_incarnation += 1
+    ledger.tick(2 * RESEND_SECONDS)
+    ledger.tick(3 * RESEND_SECONDS)
+    assert sent.take(Continued) == [(address(FRONTEND), Continued([7], [ONE]))]
+    ledger.handle(SCHEDULER, Accepted(7, ONE), 3.1)
+    members.router_incarnation += 1
+    ledger.tick(4 * RESEND_SECONDS)
+    assert sent.take(Continued) == [] and ledger.continuations == 1
+
+
 def test_a_hand_over_is_no_loss_and_its_pause_is_told_once(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     pauses: list[float] = []
@@ -843,7 +916,7 @@ def test_a_tokenizer_takes_exactly_the_next_index(tokenizer: Any) -> None:
     ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.2)  # known: dropped
     assert sent.take() == []
     ledger.handle(SCHEDULER, token_row(ONE, 3, "e"), 0.3)  # a gap: started again
-    (_, cancel), (_, enqueue) = sent.take()
+    (_, cancel), _, (_, enqueue) = sent.take()
     assert cancel == Cancel([7], [ONE], [-1])
     assert enqueue.attempt == ONE + 1
     [choice] = msgspec.msgpack.decode(enqueue.work, type=TokenWork).choices
@@ -932,7 +1005,7 @@ def test_a_continuation_that_no_message_can_carry_ends_with_an_error(
     ledger.handle(SCHEDULER, token_row(ONE, 0, "ab"), 0.2)
     sent.take()
     ledger.handle(SCHEDULER, Unknown([7], [ONE]), 0.3)
-    ((_, cancel), (to, rejected)) = sent.take()
+    ((_, cancel), _, (to, rejected)) = sent.take()
     assert isinstance(cancel, Cancel)
     assert (to, rejected.status) == (address(FRONTEND), 413)
     assert "fewer choices" in rejected.message

@@ -170,6 +170,19 @@ logs.flush(); logs.flush(); logs.flush()
 )
 
 
+def test_lines_that_come_close_together_are_written_at_once(run: Run) -> None:
+    """To wake the thread that writes, and the launcher that reads, costs more than a line."""
+    body = (
+        "import os; put, writes = os.write, []\n"
+        "os.write = lambda fd, data: (writes.append(len(data)), put(fd, data))[1]\n"
+        "for n in range(40): log.info('line', n=n)\n"
+        "logs.flush(); log.info('end', writes=len(writes))"
+    )
+    *lines, end = run(body)
+    assert [line["n"] for line in lines] == list(range(40))
+    assert 1 <= end["writes"] < 20
+
+
 def test_an_unread_pipe_never_blocks_and_the_lines_lost_are_counted() -> None:
     """Measured elsewhere: an unread stderr pipe froze a whole event loop."""
     process = subprocess.Popen(

@@ -10,12 +10,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from simulated_clients import Crowd, Record
+from simulated_clients import Asked, Crowd, Record
 from simulated_cluster import Cluster, FrontendNode, RouterNode, TokenizerNode
 from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
 from simulated_network import Node, World
 
 from penstock.protocol.ownership.tombstones import TOMBSTONE_SECONDS
+from penstock.protocol.sampling import SamplingParams
 from penstock.services.scheduler.policy_choice import POLICIES
 
 KINDS = [RouterNode, TokenizerNode, SchedulerNode, WorkerNode, FrontendNode]
@@ -56,6 +57,19 @@ def load(cluster: Cluster, count: int, over: float, cancel: float = 0.0) -> list
     for _ in range(count):
         world.after(rng.random() * over, arrive)
     return records
+
+
+def losses_told(records: list[Record]) -> int:
+    return sum(record.progress.continuations for record in records)
+
+
+def long_answer() -> Asked:
+    """A request that nothing but its length ends."""
+    params = SamplingParams(
+        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=1,
+        max_tokens=150, ignore_eos=True,
+    )  # fmt: skip
+    return Asked([1, 2, 3], params)
 
 
 LATE = 10.0
@@ -131,6 +145,43 @@ def test_a_death_is_survived_by_every_request(kind: type[Node], seed: int) -> No
         cluster.world.after(at, lambda: cluster.kill_one(kind))
     finish(cluster, records, 100.0)
     check(cluster, records)
+    if kind is not RouterNode:
+        assert losses_told(records) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [(TokenizerNode, 1), (SchedulerNode, 1), (WorkerNode, 1), (RouterNode, 0)]
+)
+def test_a_client_is_told_of_each_loss_that_its_stream_survives(
+    kind: type[Node], told: int
+) -> None:
+    cluster = Cluster(World(0), tokenizers=1, engines=1)
+    (record,) = records = [cluster.world.of(FrontendNode)[0].submit(long_answer())]
+    for number in range(3):
+        while losses_told(records) < told * number or not cluster.world.of(kind):
+            cluster.world.run(cluster.world.now + 0.05)
+        seen = sum(record.tokens.values())
+        while sum(record.tokens.values()) <= seen:
+            cluster.world.run(cluster.world.now + 0.05)
+        assert not record.ended
+        assert losses_told(records) == told * number
+        cluster.kill_one(kind)
+    finish(cluster, records, 100.0)
+    check(cluster, records)
+    assert losses_told(records) == told * 3
+
+
+def test_a_client_is_told_that_the_router_it_waited_at_was_lost() -> None:
+    cluster = Cluster(World(0), engines=1)
+    world = cluster.world
+    cluster.kill_one(SchedulerNode)
+    (record,) = records = [world.of(FrontendNode)[0].submit(long_answer())]
+    world.run(world.now + 0.2)
+    assert not record.accepted
+    cluster.kill_one(RouterNode)
+    finish(cluster, records, 100.0)
+    check(cluster, records)
+    assert losses_told(records) == 1
 
 
 @seeds(2, 4)

@@ -230,3 +230,15 @@ class TextBatch(msgspec.Struct, frozen=True, array_like=True, tag=31, gc=False):
     starts: list[RowStart] = []
     details: list[RowDetails] = []
     events: list[RowEvents] = []
+
+
+class Continued(msgspec.Struct, frozen=True, array_like=True, tag=32, gc=False):
+    """Scheduler → tokenizer → frontend: these begin again behind the loss of a process that had
+    them: a worker, after which their scheduler keeps them; an engine, or the router that they
+    waited at, after which their tokenizer does. Columns.
+
+    It is for counting alone, and comes when it happens: so no later loss takes the count along.
+    """
+
+    ids: list[int]
+    attempts: list[int]

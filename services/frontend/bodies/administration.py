@@ -97,7 +97,12 @@ class RequestLife(Given, kw_only=True):
         ),
     ]
     continuations: Annotated[
-        Count, Meta(description="How often another tokenizer went on with it after a loss.")
+        Count,
+        Meta(
+            description="How often it went on elsewhere after the loss of a process that had it: a "
+            "tokenizer, an engine, or a router that it waited at. Of several prompts and choices "
+            "each one's losses count."
+        ),
     ]
 
 

@@ -8,6 +8,8 @@ kernel. A step that changes nothing sends nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -43,6 +45,19 @@ def _sizes(entries: int, slots: int) -> dict[str, int]:
     )  # fmt: skip
     sizes = {"tables": entries} | dict.fromkeys(of_slots, slots)
     return sizes | {"shared_slot": 1, "unread": 1}
+
+
+def _places(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Where each array begins in the one, and how long that is."""
+    ends = np.cumsum([_padded(size) for size in sizes.values()]).tolist()
+    return dict(zip(sizes, [0, *ends[:-1]], strict=True)), ends[-1]
+
+
+def _padding_of_lists(slots: int) -> dict[str, IntArray]:
+    """What follows each list: a logits row that is no one's is made from the row at its place, so
+    that nothing is moved for it."""
+    nothing = np.full(slots, -1, np.int64)
+    return {"rows": nothing, "sample_slots": nothing, "sample_index": np.arange(slots)}
 
 
 class Changes:
@@ -99,9 +114,8 @@ class BatchState:
         self._slots = slots
         self._width = _padded(width, 4)
         sizes = _sizes(self._groups * count * self._width, count)
-        ends = np.cumsum([_padded(size) for size in sizes.values()]).tolist()
-        self._places: dict[str, int] = dict(zip(sizes, [0, *ends[:-1]], strict=True))
-        self._array = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self._places, total = _places(sizes)
+        self._array = torch.zeros(total, dtype=torch.int32, device=device)
 
         def view(name: str) -> Tensor:
             place = self._places[name]
@@ -116,10 +130,8 @@ class BatchState:
         """Where each slot's next token goes."""
         self.num_output = view("num_output")
         self.seed_low, self.seed_high = view("seed_low"), view("seed_high")
-        self.asked = {
-            **{name: view(name) for name in ASKED_NUMBERS},
-            **{name: view(name).view(torch.float32) for name in ASKED_SHARES},
-        }
+        self.asked = {name: view(name) for name in ASKED_NUMBERS}
+        self.asked |= {name: view(name).view(torch.float32) for name in ASKED_SHARES}
         """What the sampler is asked for, columns of ``SamplerSlots`` by name."""
         self.temperature = self.asked["temperature"]
         self.rows = view("rows")
@@ -135,12 +147,7 @@ class BatchState:
         self.is_shared = False
         """Whether the last step's rows share a prefix that is worth a pass of its own."""
         self.shared_slot.fill_(-1)
-        nothing = np.full(count, -1, np.int64)
-        self._padding = {
-            "rows": nothing, "sample_slots": nothing, "sample_index": np.arange(count)
-        }  # fmt: skip
-        """What follows each list: a logits row that is no one's is made from the row at its
-        place, so that nothing is moved for it."""
+        self._padding = _padding_of_lists(count)
         self._lists = {name: padding.copy() for name, padding in self._padding.items()}
         for name, padding in self._padding.items():
             view(name).copy_(torch.from_numpy(padding))
@@ -149,9 +156,8 @@ class BatchState:
         self._sampled: IntArray | None = None
         self._compared: IntArray | None = None
         self._corrected: IntArray = np.zeros(0, np.int64)
-        self._shared = np.zeros(count + 1, np.int64)
+        self._shared = np.append(np.zeros(count, np.int64), -1)
         """``shared_length``, then ``shared_slot``, as the device has them."""
-        self._shared[count] = -1
 
     def forget(self) -> None:
         """The device's lists may be anything: the next step sends them whole."""

@@ -21,7 +21,7 @@ from penstock.services.worker.models.linear import Linear
 if TYPE_CHECKING:
     from penstock.kernels.gpu.compressed_weights import CompressedWeight
 
-MOST_MEMORY = 0.1
+MOST_MEMORY = 1 / 6
 """Compressed weights may take this share of the memory that the worker may use ..."""
 MOST_LEFT = 0.25
 """... and this share of what is left of it beside the weights and other processes."""
@@ -91,7 +91,7 @@ def _no_room(weights: DenseWeights, utilization: float) -> str:
     room = max(0.0, min(MOST_MEMORY * usable, MOST_LEFT * (usable - (total - free))))
     if wanted > room:
         return (
-            f"that takes {wanted / _GIB:.1f} GiB; {room / _GIB:.1f} may be used, a tenth of what "
+            f"that takes {wanted / _GIB:.1f} GiB; {room / _GIB:.1f} may be used, a sixth of what "
             "--gpu-memory-utilization gives and a quarter of what is left of it"
         )
     return ""

@@ -26,12 +26,9 @@ from penstock.kernels.gpu.all_reduce import (
     most_rows,
 )
 from penstock.services.worker.gpu.peer_memory import PeerMemory
-from penstock.services.worker.models.rank_shares import RankPlace
+from penstock.services.worker.models.rank_shares import RankPlace, most_peer_bytes
 from penstock.services.worker.rank_group import LIMIT_SECONDS, Meeting
 
-MOST_BYTES = {2: 1 << 20, 3: 1 << 19, 4: 1 << 19}
-"""Of the rows of a sum, by ranks: larger ones go by NCCL, which sends each byte to fewer."""
-MOST_BYTES_OF_MANY = 1 << 18
 MOST_RANKS = 8
 LIMIT_LOOKS = 1 << 30
 """Some eight minutes: longer than a step that compiles kernels, and than ranks lie apart. The host
@@ -98,7 +95,7 @@ def connect_one_shot(
     To be called by all of them. Raises ``RuntimeError`` where one of them does not answer.
     """
     talk = _Talk(meeting, place)
-    most_bytes = most_bytes or MOST_BYTES.get(place.shares, MOST_BYTES_OF_MANY)
+    most_bytes = most_bytes or most_peer_bytes(place.shares)
     width, dtype = like.shape[1], like.dtype
     rows = most_rows(most_bytes, width, dtype) if dtype in DTYPES else 0
     made: list[PeerMemory] = []

@@ -112,7 +112,7 @@ class Evaluator:
         self.shape = read_shape(info, whole.config(config, whole.places()[0]))
         self.own_code = choose_model(info, config).specification is not None
         self.dtype = type_name(config, info)
-        self._rates = rates_of(gpus.gpu)
+        self._rates = rates_of(gpus.gpu, peer=not config.cluster.disable_custom_all_reduce)
 
     def evaluate(
         self, gpus: int, objective: Objective, given: Mapping[str, int] = MappingProxyType({})

@@ -19,10 +19,29 @@ from penstock.services.worker.rank_choice import StageLayers, costs_of, words_of
 def limited_layers(
     planner: Planner, info: ModelInfo, config: Config, layout: Layout, tokens: int
 ) -> StageLayers | None:
-    """The balanced division of those of which each stage has room for its weights and for the keys
-    and values of ``tokens``; ``None`` where no division has. config: complete; its
-    ``pipeline_layers`` is passed over. Raises ``ConfigError`` and ``BadModelFolder``.
-    """
+    """The balanced division of those of which each stage has room; ``None`` where none has. The
+    arguments: see ``stage_room``. Raises ``ConfigError`` and ``BadModelFolder``."""
+    model = choose_model(info, config).specification
+    room = stage_room(planner, info, config, layout, tokens)
+    if model is None or room is None:
+        return None
+    costs = costs_of(config, info, model)
+    try:
+        counts = divided(costs.layers, layout.pipeline, costs.last, room)
+    except ValueError:
+        return None
+    reason = words_of_bytes(costs, counts)
+    if counts != divided(costs.layers, layout.pipeline, costs.last):
+        reason += f"; the most balanced that leave room for the KV of {tokens:,} tokens"
+    return StageLayers(counts, reason)
+
+
+def stage_room(
+    planner: Planner, info: ModelInfo, config: Config, layout: Layout, tokens: int
+) -> StageRoom | None:
+    """What a device of each stage has for weights and for the keys and values of ``tokens``;
+    ``None`` for a model that cannot be divided. config: complete; its ``pipeline_layers`` is passed
+    over. Raises ``ConfigError`` and ``BadModelFolder``."""
     model = choose_model(info, config).specification
     if model is None:
         return None
@@ -35,20 +54,12 @@ def limited_layers(
     scale = weights / (sum(costs.layers) + costs.embedding + costs.head)
     shares = layout.tensor
     caches = [_kv_bytes(cache_of(layer), shares, tokens, item) for layer in model.layers]
-    room = StageRoom(
+    return StageRoom(
         [round(scale * one) + kv for one, kv in zip(costs.layers, caches, strict=True)],
         round(scale * costs.embedding),
         round(scale * costs.head),
         min(map(_for_layers, even)),
     )
-    try:
-        counts = divided(costs.layers, layout.pipeline, costs.head, room)
-    except ValueError:
-        return None
-    reason = words_of_bytes(costs, counts)
-    if counts != divided(costs.layers, layout.pipeline, costs.head):
-        reason += f"; the most balanced that leave room for the KV of {tokens:,} tokens"
-    return StageLayers(counts, reason)
 
 
 def _for_layers(account: MemoryAccount) -> int:

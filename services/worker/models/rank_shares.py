@@ -15,6 +15,14 @@ from penstock.services.worker.models.specification import Layer, ModelSpecificat
 from penstock.services.worker.models.stage_division import even
 
 MOST_SHARES = 1024
+_PEER_BYTES = {2: 1 << 20, 3: 1 << 19, 4: 1 << 19}
+_PEER_BYTES_OF_MANY = 1 << 18
+
+
+def most_peer_bytes(shares: int) -> int:
+    """Of the rows that so many GPUs sum over peer memory: larger ones go by NCCL, which sends each
+    byte to fewer."""
+    return _PEER_BYTES.get(shares, _PEER_BYTES_OF_MANY)
 
 
 class RankPlace(NamedTuple):

@@ -1,5 +1,4 @@
-"""What each layer of a model costs a decode step: the bytes of weights that it reads. Needs no
-torch."""
+"""What each layer of a model costs a decode step: the bytes that it reads. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,6 +12,10 @@ from penstock.services.worker.models.specification import ModelSpecification
 from penstock.services.worker.models.stage_division import divided
 from penstock.services.worker.quantization.quantization import Quantization
 
+DRAWN_ROWS = 8
+"""Rows of a decode step that is counted with. Their logits are written once and read once, as fp32:
+in A's shape a third of a layer's bytes."""
+
 
 class LayerCosts(NamedTuple):
     """Bytes of weights, as the files or ``--quantization`` have them; alike on all ranks."""
@@ -22,6 +25,13 @@ class LayerCosts(NamedTuple):
     """Of which a step reads its tokens' rows alone."""
     head: int
     """Read by the last stage, also where it is the embedding."""
+    draw: int
+    """Of logits, which are no weights."""
+
+    @property
+    def last(self) -> int:
+        """What the last stage has besides its layers."""
+        return self.head + self.draw
 
 
 def layer_costs(
@@ -39,20 +49,11 @@ def layer_costs(
             layers[number] -= one.num_parameters * item_bytes
     head = linears.head if linears.head.formats else head_linear(model)
     table = model.vocab_size * model.hidden_size * item_bytes
-    return LayerCosts(tuple(layers), table, head.num_bytes(item_bytes, on_cpu=False))
+    draw = 2 * 4 * DRAWN_ROWS * model.vocab_size
+    return LayerCosts(tuple(layers), table, head.num_bytes(item_bytes, on_cpu=False), draw)
 
 
 @lru_cache(16)
 def balanced(costs: LayerCosts, stages: int) -> tuple[int, ...]:
     """Layers of each stage, so that the one that reads the most reads the least."""
-    return divided(costs.layers, stages, costs.head)
-
-
-def stage_bytes(costs: LayerCosts, counts: tuple[int, ...]) -> list[int]:
-    """What a decode step reads in each stage."""
-    found, begin = list[int](), 0
-    for count in counts:
-        found.append(sum(costs.layers[begin : begin + count]))
-        begin += count
-    found[-1] += costs.head
-    return found
+    return divided(costs.layers, stages, costs.last)

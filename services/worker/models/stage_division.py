@@ -32,16 +32,32 @@ def even(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < more) for stage in range(stages))
 
 
+def stage_sums(
+    costs: Sequence[float], counts: Sequence[int], last: float = 0, *, first: float = 0
+) -> list[float]:
+    """What each stage costs. counts: layers of each; the others: see ``divided``."""
+    ends = list(accumulate(counts))
+    found = [sum(costs[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    found[0] += first
+    found[-1] += last
+    return found
+
+
 def divided(
-    costs: Sequence[float], stages: int, last: float = 0, room: StageRoom | None = None
+    costs: Sequence[float],
+    stages: int,
+    last: float = 0,
+    room: StageRoom | None = None,
+    *,
+    first: float = 0,
 ) -> tuple[int, ...]:
     """How many neighbouring layers each of ``stages`` has, at least one, so that the dearest stage
     costs the least; of equal divisions the most even one, with more layers in the first stages.
 
-    costs: of each layer; last: what the last stage computes besides (the LM head), in the same
-    unit; room: divisions that do not fit in it are left out. Dynamic programming over (stages,
-    layers), O(stages × layers²). Raises ``ValueError`` where there are fewer layers than stages,
-    and where no division fits.
+    costs: of each layer; last, first: what the last stage computes besides (the LM head), and the
+    first one (the embedding), in the same unit; room: divisions that do not fit in it are left out.
+    Dynamic programming over (stages, layers), O(stages × layers²). Raises ``ValueError`` where
+    there are fewer layers than stages, and where no division fits.
     """
     count = len(costs)
     if not 1 <= stages <= count:
@@ -55,7 +71,7 @@ def divided(
             beside = room.first * (stage == 0) + room.last * is_last
             if held[end] - held[begin] + beside > room.device:
                 return INFINITE
-        return sums[end] - sums[begin] + last * is_last
+        return sums[end] - sums[begin] + first * (stage == 0) + last * is_last
 
     def square(stage: int, begin: int, end: int) -> float:
         found = cost(stage, begin, end)

@@ -172,6 +172,23 @@ def test_one_lost_rank_ends_the_group_and_the_others_are_told(rank: int) -> None
     assert world.attach(fresh[2]) is not None
 
 
+def test_a_rank_of_a_former_group_that_was_gone_for_a_moment_joins_no_other() -> None:
+    """A new router names its members one by one."""
+    world = formed()
+    assert world.group.lost([RANKS[1].incarnation]) == "worker of rank 1"
+    fresh = [worker(0, 30), worker(2, 32)]
+    assert list(world.look(RANKS[0], RANKS[2])) == [RANKS[0].address, RANKS[2].address]
+    assert list(world.look(*RANKS, *fresh)) == [peer.address for peer in RANKS]
+
+
+def test_a_worker_alone_that_was_gone_for_a_moment_is_attached_anew() -> None:
+    world = formed(1)
+    assert world.group.lost([RANKS[0].incarnation]) == "worker"
+    assert world.look() == {}
+    assert world.look(RANKS[0])[RANKS[0].address].group == [RANKS[0].incarnation]
+    assert world.attach(RANKS[0]) is not None
+
+
 def test_every_rank_gets_every_plan_and_one_that_cannot_fails_it() -> None:
     world = formed()
     plan = StepPlan(world.group.epoch, 1, True, [], [], [], [])

@@ -130,7 +130,7 @@ def test_weights_that_would_take_more_than_a_tenth_of_the_memory_stay_plain(
     size = int(total * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (size, size))
     summary = compress_layers(weights_of(vocab_size=6400), utilization).summary
-    assert "that takes 0.0 GiB; 0.0 may be used, a tenth of what --gpu-memory-util" in summary
+    assert "that takes 0.0 GiB; 0.0 may be used, a sixth of what --gpu-memory-util" in summary
 
 
 @pytest.mark.usefixtures("hopper")

@@ -154,7 +154,12 @@ def planned(tmp_path: Path, model: dict[str, Any], *flags: str) -> tuple[str, in
 
 
 def test_a_plan_shows_what_a_gpu_holds_and_imports_no_torch(tmp_path: Path) -> None:
-    text, code = planned(tmp_path, LLAMA_8B, "--gpu", "h100", "--max-num-seqs", "8")
+    flags = ("--gpu", "h100", "--max-num-seqs", "8")
+    text, code = planned(tmp_path, LLAMA_8B, *flags)
+    assert code == 0, text
+    # Three quarters of the 14.96 GiB below but for the embedding are compressed beside them.
+    assert "25.58 GiB  8.03 B parameters in bfloat16, compressed ones for few rows" in text
+    text, code = planned(tmp_path, LLAMA_8B, *flags, "--compress-weights", "never")
     assert code == 0, text
     # 2 bytes of (32 layers of 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336, two tables, 65 norms)
     assert "14.96 GiB  8.03 B parameters in bfloat16" in text

@@ -1,7 +1,10 @@
-"""What a rank other than the first says: only that it has failed, until it is heard."""
+"""What a rank other than the first says: only that it has failed, until it is heard. And how it
+meets the others."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +17,7 @@ from penstock.protocol.config import ClusterConfig, Config, DeviceConfig
 from penstock.protocol.process.participant import Ended
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.steps import (
     Attach,
     Chunk,
@@ -41,8 +45,15 @@ class Rank:
         self.service = WorkerService(config)
         self.service.executor = NullExecutor(EngineSizes(8, 16, 2, 32, 64, 100), [])
         self.failures: list[int] = []
-        self._take(Attach(EPOCH, self.service.mailbox.address))
+        self.attach(Attach(EPOCH, self.service.mailbox.address))
         self.service.mailbox.send = self._sent  # type: ignore[method-assign]
+
+    def attach(self, message: Attach) -> None:
+        """Have it attached, when it has met the others."""
+        self.service.on_message(1, message, 0.0)
+        while self.service.epoch != message.epoch:
+            self.service.work(0.0)
+            time.sleep(0.001)
 
     def _sent(self, address: str, message: Message) -> bool:
         assert isinstance(message, StepFailed)
@@ -122,7 +133,7 @@ def test_ranks_meet_once_in_each_epoch_under_another_name(computing: Rank) -> No
     service.executor.meet = lambda meeting: met.append(meeting.name)  # type: ignore[method-assign]
     for epoch in (EPOCH, EPOCH + 1, EPOCH + 1, EPOCH + 2):
         service.mailbox.send = lambda address, message: True  # type: ignore[method-assign]
-        service.on_message(1, Attach(epoch, service.mailbox.address, [], "127.0.0.1:9"), 0.0)
+        computing.attach(Attach(epoch, service.mailbox.address, [], "127.0.0.1:9"))
     assert len(met) == len(set(met)) == 2
 
 
@@ -134,7 +145,68 @@ def test_ranks_that_do_not_meet_begin_anew(computing: Rank) -> None:
     assert service.executor is not None
     service.executor.meet = nobody  # type: ignore[method-assign]
     with pytest.raises(Ended, match=r"have not met at 127.0.0.1:9: RuntimeError: timed out"):
-        service.on_message(1, Attach(EPOCH + 1, "ipc:///s", [], "127.0.0.1:9"), 0.0)
+        computing.attach(Attach(EPOCH + 1, "ipc:///s", [], "127.0.0.1:9"))
+
+
+def other_rank(incarnation: int) -> Peer:
+    identity = Identity(incarnation, "h", "0", 0)
+    address = f"ipc:///{incarnation}"
+    return Peer("worker", address, incarnation, identity, Phase.READY, "", Capacity(), 0)
+
+
+OTHER = other_rank(7)
+
+
+@pytest.fixture
+def waiting(computing: Rank) -> Iterator[Rank]:
+    """It waits for rank 0, which does not come."""
+    came = threading.Event()
+
+    def waits(meeting: Meeting) -> None:
+        came.wait(60)
+
+    service = computing.service
+    assert service.executor is not None
+    service.executor.meet = waits  # type: ignore[method-assign]
+    service.on_message(1, its_group(computing), 0.0)
+    service.work(0.0)
+    assert service.epoch == 0, "it has not met the other one"
+    yield computing
+    came.set()
+
+
+def its_group(rank: Rank, epoch: int = EPOCH + 1) -> Attach:
+    service = rank.service
+    group = [OTHER.incarnation, service.mailbox.incarnation]
+    return Attach(epoch, service.mailbox.address, group, "127.0.0.1:9")
+
+
+def test_a_rank_does_not_wait_on_for_one_that_is_gone(waiting: Rank) -> None:
+    waiting.service.on_gone({8: other_rank(8)}, 0.0)
+    with pytest.raises(Ended, match="rank 0 of its engine is gone"):
+        waiting.service.on_gone({OTHER.incarnation: OTHER}, 0.0)
+
+
+def test_a_rank_does_not_wait_on_in_a_group_that_is_given_up(waiting: Rank) -> None:
+    waiting.service.on_message(1, its_group(waiting), 0.0)
+    with pytest.raises(Ended, match="a rank of its engine was lost"):
+        waiting.service.on_message(1, Attach(EPOCH + 1, "ipc:///s", [0]), 0.0)
+
+
+def test_a_rank_does_not_wait_on_for_a_scheduler_that_another_has_replaced(waiting: Rank) -> None:
+    with pytest.raises(Ended, match="another scheduler asks for it while it waits"):
+        waiting.service.on_message(1, its_group(waiting, EPOCH + 2), 0.0)
+
+
+def test_a_rank_does_not_begin_to_wait_for_one_that_was_gone_before(computing: Rank) -> None:
+    service = computing.service
+    service.mailbox.send = lambda address, message: True  # type: ignore[method-assign]
+    service.on_gone({OTHER.incarnation: OTHER}, 0.0)
+    service.participant.peers[OTHER.incarnation] = OTHER
+    computing.attach(its_group(computing))  # under a new router it was gone for a moment
+    del service.participant.peers[OTHER.incarnation]
+    with pytest.raises(Ended, match="rank 0 of its engine is gone"):
+        computing.attach(its_group(computing, EPOCH + 2))
 
 
 def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch() -> None:

@@ -27,6 +27,7 @@ from penstock.services.worker.layouts.division import Layout
 from penstock.services.worker.layouts.evaluation import Engine, Evaluator, Workload
 from penstock.services.worker.layouts.given_gpus import given_gpus
 from penstock.services.worker.layouts.roofline import (
+    STAGE_SECONDS,
     EngineCost,
     Rates,
     Rows,
@@ -80,14 +81,22 @@ MODELS = {
         sliding_window=None,
     ),
 }  # fmt: skip
+LARGE = {"32B": sizes(5120, 25_600, 64, 64, **QWEN3)}
 A, B = "Qwen3-0.6B", "Qwen3-8B"
 
 
 @functools.cache
-def engine(model: str, gpu: str, utilization: float = 0.9, compress: str = "auto") -> Engine:
-    """One GPU with all of a model, as a worker would have it."""
+def engine(
+    model: str,
+    gpu: str,
+    utilization: float = 0.9,
+    compress: str = "auto",
+    tensor: int = 1,
+    pipeline: int = 1,
+) -> Engine:
+    """Of one GPU with all of a model, as a worker would have it, or of several."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODELS[model]))
+        (Path(folder) / "config.json").write_text(json.dumps((MODELS | LARGE)[model]))
         config = Config(
             model=ModelConfig(model=folder),
             cache=CacheConfig(gpu_memory_utilization=utilization),
@@ -95,9 +104,9 @@ def engine(model: str, gpu: str, utilization: float = 0.9, compress: str = "auto
             device=DeviceConfig(device="cuda"),
             loading=LoadingConfig(load_format="dummy", compress_weights=compress),
         )
-        given = given_gpus(f"1x{gpu}")
+        given = given_gpus(f"{tensor * pipeline}x{gpu}")
         found = Evaluator(read_model_info(folder), config, given, Workload(1, 1))
-        one = found.engine(Layout(1, 1, 1))
+        one = found.engine(Layout(tensor, pipeline, 1))
     assert isinstance(one, Engine)
     return one
 
@@ -334,11 +343,11 @@ def test_batches_under_way_keep_the_stages_of_a_pipeline_busy() -> None:
     stage = plain_stage(A, rates)
     one, four = EngineCost([stage], rates), EngineCost([stage] * 4, rates, 4)
     alone = EngineCost([stage] * 4, rates)
-    sent = 3 * rates.send(stage.sent_bytes(1), hosts=False)
+    passed = 3 * rates.send(stage.sent_bytes(1), hosts=False) + 4 * STAGE_SECONDS
     lone = stage.seconds(Rows(decode=1, context=100))
     for cost in (alone, four):
-        assert cost.decode_seconds(1, 100) == pytest.approx(4 * lone + sent)
-    step = one.decode_seconds(64, 100)
+        assert cost.decode_seconds(1, 100) == pytest.approx(4 * lone + passed)
+    step = one.decode_seconds(64, 100) + STAGE_SECONDS
     assert four.decode_seconds(256, 100) == pytest.approx(4 * step, rel=0.1)
     assert alone.decode_seconds(64, 100) == pytest.approx(4 * step, rel=0.1)
     far = EngineCost([stage] * 4, rates, hosts=True)

@@ -45,7 +45,8 @@ def test_of_all_divisions_it_is_the_one_whose_dearest_stage_costs_the_least() ->
     for _ in range(60):
         count = chance.randint(1, 8)
         stages = chance.randint(1, count)
-        costs, last = [chance.randint(1, 6) for _ in range(count)], chance.randint(0, 9)
+        costs = [chance.randint(1, 6) for _ in range(count)]
+        last, first = chance.randint(0, 9), chance.randint(0, 4)
         held = [chance.randint(1, 6) for _ in range(count)]
         room = StageRoom(held, chance.randint(0, 3), chance.randint(0, 3), chance.randint(4, 25))
 
@@ -55,19 +56,20 @@ def test_of_all_divisions_it_is_the_one_whose_dearest_stage_costs_the_least() ->
             return max(stages) <= room.device
 
         def rank(
-            counts: tuple[int, ...], costs: list[int] = costs, last: int = last
+            counts: tuple[int, ...], costs: list[int] = costs, ends: tuple[int, int] = (first, last)
         ) -> tuple[int, int]:
-            found = costs_of_stages(counts, costs, last)
+            found = costs_of_stages(counts, costs, ends[1])
+            found[0] += ends[0]
             return max(found), sum(each * each for each in found)
 
         divisions = every(count, stages)
-        assert rank(divided(costs, stages, last)) == min(map(rank, divisions))
+        assert rank(divided(costs, stages, last, first=first)) == min(map(rank, divisions))
         if fitting := [one for one in divisions if fits(one)]:
-            found = divided(costs, stages, last, room)
+            found = divided(costs, stages, last, room, first=first)
             assert fits(found) and rank(found) == min(map(rank, fitting))
         else:
             with pytest.raises(ValueError, match="do not fit"):
-                divided(costs, stages, last, room)
+                divided(costs, stages, last, room, first=first)
 
 
 def test_equal_layers_are_divided_evenly_with_more_in_the_first_stages() -> None:

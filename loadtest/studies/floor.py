@@ -1,6 +1,6 @@
 """What a model's work needs at least on a GPU, in bf16 and without any overhead.
 
-    python -m penstock.loadtest.roofline.floor FOLDER … --terabytes 3.0 --teraflops 770
+    python -m penstock.loadtest.studies.floor FOLDER … --terabytes 3.0 --teraflops 770
 
 Prints decode steps of batches with 128 tokens in and 256 out, and the throughput of the 256
 requests of ``penstock bench throughput``: weights are read once a step, each byte of the KV cache
@@ -68,7 +68,7 @@ def throughput(config: DenseConfig, limits: DeviceLimits) -> float:
 def main(arguments: Sequence[str]) -> int:
     """Run with these flags. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        "python -m penstock.loadtest.roofline.floor", description=__doc__
+        "python -m penstock.loadtest.studies.floor", description=__doc__
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument(

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any
 
 import grpc
@@ -21,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from served import BUILT_IN, Served, SharedServers, served
+from served import BUILT_IN, Served, SharedServers
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
@@ -263,44 +262,6 @@ def test_a_cancelled_stream_frees_its_blocks(server: Served, stub: Any) -> None:
     line = server.find(r'(\{"id":"left-1".*)')
     assert '"status":499' in line
     assert '"route":"/penstock.v1.Penstock/Generate"' in line
-
-
-@pytest.mark.slow
-def test_a_cancelled_stream_makes_room_for_a_prompt_that_waits_for_its_blocks() -> None:
-    """Within 500 ms; it prints how soon."""
-
-    def states(server: Served, name: str) -> dict[str, float]:
-        """When each began, in seconds since the epoch."""
-        try:
-            with urllib.request.urlopen(f"{server.url}/v1/requests/{name}", timeout=10) as answer:
-                told = json.load(answer)["states"]
-        except urllib.error.HTTPError:
-            return {}
-        return {one["state"]: datetime.fromisoformat(one["at"]).timestamp() for one in told}
-
-    def long_prompt(stub: Any, name: str, step: int) -> Any:
-        ids = pb.TokenIds(ids=[300 + step * at % 200 for at in range(1200)])
-        sampling = pb.Sampling(max_tokens=800, ignore_eos=True, seed=1)
-        asked = pb.GenerateRequest(token_ids=ids, sampling=sampling)
-        return stub.Generate(asked, metadata=[("x-request-id", name)])
-
-    with (
-        served(*BUILT_IN, "--num-kv-blocks", "128", "--block-size", "16") as server,
-        grpc.insecure_channel(address_of(server)) as channel,
-    ):
-        first = long_prompt(stub_of(channel), "first", 7)
-        next(first)
-        second = long_prompt(stub_of(channel), "second", 11)
-        while "queued" not in states(server, "second"):
-            time.sleep(0.01)
-        cancelled = time.time()
-        first.cancel()
-        next(second)
-        running = states(server, "second")["running"]
-        second.cancel()
-    assert running > cancelled, "there were blocks for both"
-    print(f"it begins {1000 * (running - cancelled):.0f} ms after the cancellation")
-    assert running - cancelled <= 0.5
 
 
 def test_a_running_request_is_known_and_ended_by_its_id(server: Served, stub: Any) -> None:

@@ -81,7 +81,7 @@ def fetch_model(name: str) -> Path:
     except BadModelFolder:
         raise
     except Exception as error:  # whatever the hub's client and its HTTP library raise
-        raise _failed(name, _reason(name, error), name) from None
+        raise _failed(f"{name} cannot be fetched", _reason(name, error), name) from None
 
 
 def _failed(lack: str, reason: str, name: str) -> BadModelFolder:

@@ -99,7 +99,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = []
     allowed_origins: Annotated[
         list[str],
-        Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API."),
+        Meta(description="Origins (https://HOST[:PORT]) whose web pages may call the API (CORS)."),
     ] = []
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=2**31 - 1, description="Largest request body; a larger one gets 413.")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
-from served import Served
 
 
 @contextlib.contextmanager
@@ -35,11 +34,11 @@ def orphans(place: Path) -> list[str]:
     return found
 
 
-def named_memory(server: Served) -> list[str]:
-    """Shared memory with a name that a running process of the server maps: it would outlive it."""
+def named_memory(pids: Iterable[int]) -> list[str]:
+    """Shared memory with a name that these running processes map: it would outlive them."""
     return [
         line.rstrip()
-        for pid in server.processes()
+        for pid in pids
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
         if "/dev/shm/" in line
     ]

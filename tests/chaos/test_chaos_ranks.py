@@ -120,7 +120,7 @@ def test_a_lost_rank_or_link_changes_no_stream_and_leaves_nothing(
     report(pause=round(pause, 2), recovery=round(recovery, 1))
     assert [one.verdict() for one in followed] == [one.verdict() for one in of_one]
     nothing_held(server)
-    assert named_memory(server) == []
+    assert named_memory(server.processes()) == []
 
 
 @contextlib.contextmanager

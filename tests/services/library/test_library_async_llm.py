@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
-from async_clients import GREEDY, LONG, SETTINGS, open_requests, prompt, rest_of, workers_of
+from async_clients import (
+    GREEDY,
+    LONG,
+    SETTINGS,
+    Program,
+    aborted_and_killed,
+    open_requests,
+    outputs,
+    prompt,
+    rest_of,
+)
 from joined import joining
 
 from penstock import LLM, AsyncLLM, LLMEngine, RequestOutput, SamplingParams
@@ -20,31 +28,6 @@ from penstock.services.library.requests import Terms
 from penstock.services.library.results import OutputKind
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
-
-
-class Program:
-    """An asyncio program with an ``AsyncLLM``, of which tests run parts."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.runner = asyncio.Runner()
-        self.llm = AsyncLLM(**SETTINGS)
-        with joining(llm):
-            self.runner.run(self.llm.start())
-
-    def run(self, part: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(asyncio.wait_for(part, 100))
-
-    def run_all(self, parts: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-        """At once: a step of the model takes hardly longer with several requests."""
-
-        async def gathered() -> list[Any]:
-            return await asyncio.gather(*parts)
-
-        return list(self.run(gathered()))
-
-    def close(self) -> None:
-        self.runner.run(self.llm.close())
-        self.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +43,6 @@ def engine(llm: LLM) -> Iterator[LLMEngine]:
         engine = LLMEngine(**SETTINGS)
     yield engine
     engine.close()
-
-
-async def outputs(llm: AsyncLLM, number: int, kind: OutputKind) -> list[RequestOutput]:
-    found = llm.generate(prompt(number), GREEDY, output_kind=kind)
-    return [output async for output in found]
 
 
 def stepped(engine: LLMEngine) -> dict[str, list[RequestOutput]]:
@@ -130,56 +108,10 @@ def test_choices_and_logprobs_stream_too(program: Program) -> None:
         assert [one.finish_reason for one in mine if one.finish_reason] == ["length"]
 
 
-@pytest.mark.parametrize(
-    ("count", "kills"), [(40, [0.4]), pytest.param(1000, [0.2, 0.6], marks=pytest.mark.slow)]
-)
-def test_every_generator_ends_once_though_some_are_aborted_and_workers_die(
-    program: Program, count: int, kills: list[float]
+def test_every_generator_ends_once_though_some_are_aborted_and_a_worker_dies(
+    program: Program,
 ) -> None:
-    """kills: the share of the requests that have ended by then."""
-    llm, rng = program.llm, random.Random(1)
-    aborted = {number for number in range(count) if rng.random() < 1 / 3}
-    last: dict[int, RequestOutput] = {}
-    finished: Counter[int] = Counter()
-
-    async def one(number: int) -> None:
-        stops_at = rng.randrange(1, 20)
-        async for output in llm.generate(prompt(number), GREEDY, f"request {number}"):
-            last[number] = output
-            finished[number] += output.finished
-            if number in aborted and len(output.outputs[0].token_ids) >= stops_at:
-                await llm.abort(f"request {number}")
-
-    async def kill_workers() -> None:
-        for share in kills:
-            while len(finished) < share * count:
-                await asyncio.sleep(0.01)
-            workers = workers_of(llm)
-            assert workers
-            for worker in workers:
-                worker.kill()
-
-    async def all_of_them() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(kill_workers())
-            for number in range(count):
-                group.create_task(one(number))
-
-    program.run(all_of_them())
-    assert finished == Counter(range(count))
-    assert not open_requests(llm) and not llm._awaited
-    looked_at = rng.sample(range(count), 6) if count == 40 else range(count)
-    again = program.run_all(outputs(llm, number, "final") for number in looked_at)
-    for number, (undisturbed,) in zip(looked_at, again, strict=True):
-        found, expected = last[number].outputs[0], undisturbed.outputs[0]
-        if found.finish_reason == "abort":
-            assert number in aborted
-            assert expected.token_ids[: len(found.token_ids)] == found.token_ids
-        else:
-            assert found == expected
-    # Of a small sample all aborted ones may have ended before their abort came.
-    reasons = Counter(output.outputs[0].finish_reason for output in last.values())
-    assert reasons["abort"]
+    aborted_and_killed(program, 40, [0.4], range(0, 40, 7))
 
 
 def test_a_request_may_be_aborted_before_anybody_reads_its_generator(program: Program) -> None:

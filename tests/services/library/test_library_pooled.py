@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +14,9 @@ import psutil
 import pytest
 from async_clients import server_of
 from joined import joining
+from pooled_models import write_classifier
 
-import penstock
 from penstock import LLM, AsyncLLM, RequestRefused
-
-DEMO = Path(penstock.__file__).resolve().parents[1] / "demo/model"
-
-
-def write_classifier(folder: Path, labels: list[str]) -> str:
-    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    config = json.loads((folder / "config.json").read_text())
-    config["architectures"] = ["Qwen3ForSequenceClassification"]
-    config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

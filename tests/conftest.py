@@ -44,6 +44,7 @@ SHARING = {
         "chaos/test_chaos_matrix.py",
     ],
     "the built-in model": [
+        "test_docs_requests.py",
         "test_grpc_page.py",
         "pipeline/test_pipeline_tools.py",
         "pipeline/test_pipeline_grpc.py",

@@ -1,4 +1,5 @@
-"""docs/start.md and the README's two commands, in a fresh copy and a clean environment."""
+"""docs/start.md and the README's two commands, in a fresh copy and a clean environment; as root on
+Linux in a root of their own, with the system, a Python, the copy and nothing else in it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,13 +86,43 @@ def clean_environment(tmp_path: Path, temporary: str, port: int) -> dict[str, st
     }
 
 
+ENTER = """
+set -e
+mount -t tmpfs none "$0"
+while [ "$1" != -- ]; do
+    if [ -L "$1" ]; then cp -P "$1" "$0$1"
+    elif [ -d "$1" ]; then mkdir -p "$0$1"; mount --rbind "$1" "$0$1"
+    elif [ -e "$1" ]; then mkdir -p "$(dirname "$0$1")"; touch "$0$1"; mount --bind "$1" "$0$1"
+    fi
+    shift
+done
+exec /usr/sbin/chroot "$0" "${@:2}"
+"""
+"""$0: an empty folder; then what is seen in it under the same names, ``--``, and a command."""
+
+
+def in_own_root(tmp_path: Path, seen: Sequence[str]) -> list[str]:
+    """What stands before a command, so that it sees the system, these paths and nothing else;
+    nothing where only root might do that."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        return []
+    root = tmp_path / "root"
+    root.mkdir()
+    system = [
+        f"/{name}" for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "usr")
+    ]
+    return ["unshare", "--mount", "bash", "-c", ENTER, str(root), *system, *seen, "--"]
+
+
 @contextmanager
-def first_terminal(command: str, folder: Path, environment: dict[str, str]) -> Iterator[list[str]]:
+def first_terminal(
+    command: Sequence[str], folder: Path, environment: dict[str, str]
+) -> Iterator[list[str]]:
     """Runs what serves, and yields a list that has its log at the end."""
     log = folder.parent / "log"
     with open(log, "w") as file:
         server = subprocess.Popen(
-            ["bash", "-c", command],
+            command,
             cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -124,16 +155,21 @@ def test_each_command_of_the_page_works_in_a_fresh_copy(
 ) -> None:
     port = free_port()
     environment = clean_environment(tmp_path, short_folder, port)
+    seen = [str(copy), environment["HOME"], short_folder, sys.base_prefix]
+    enter = in_own_root(tmp_path, [*seen, environment.get("PIP_CONFIG_FILE", "")])
+    if enter:
+        enter += ["env", "--chdir", str(copy)]
 
     def run(*command: str) -> str:
         done = subprocess.run(
-            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300
-        )
+            [*enter, *command],
+            cwd=copy, env=environment, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
 
     said = []
-    with first_terminal(BLOCKS[0][1], copy, environment) as log:
+    with first_terminal([*enter, "bash", "-c", BLOCKS[0][1]], copy, environment) as log:
         for kind, text in BLOCKS[1:]:
             here = text.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
             if kind == "sh":
@@ -150,5 +186,7 @@ def test_each_command_of_the_page_works_in_a_fresh_copy(
     assert json.loads(said[3])["choices"][0]["message"]["content"] == promised
     assert "penstock-demo" in said[4] and "penstock_" in said[5]
     assert any("serving" in line or "ready" in line for line in log)
+    if enter:
+        run("test", "!", "-e", str(ROOT))
     # The README's second command, with one file of the tests in place of all.
     assert "passed" in run("make", "test", "ARGS=-n 0 -v tests/test_configuration_page.py")

@@ -17,6 +17,7 @@ from penstock.loadtest.models.model_sizes import SIZES
 from penstock.loadtest.studies.compare_cpu_http import transformers_server
 
 pytest.importorskip("fastapi", reason="`pip install 'transformers[serving]'` brings the server")
+pytest.importorskip("accelerate", reason="transformers' server puts a model on a device with it")
 
 TURNS, TOKENS = 33, 4
 

@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml
 	@echo "installing $(firstword $(TORCH))"
 	@$(PIP) $(TORCH) | $(TELL_DOWNLOADS)
 	@gpu=$$(timeout 60 nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -1) || true; \
-		cuda=$$($(BIN)/python -c 'import torch; print(torch.version.cuda or "")'); \
+		cuda=$$($(BIN)/python -W ignore -c 'import torch; print(torch.version.cuda or "")'); \
 		if [ "$$gpu" ] && [ "$$cuda" ]; then \
 			echo "this machine has an $$gpu: torch is built for CUDA $$cuda and uses it"; \
 		elif [ "$$gpu" ]; then \

@@ -22,6 +22,7 @@ class Nobody:
     """A membership without members."""
 
     router_address: str = "router"
+    router_incarnation: int = 1
     peers: dict[int, Peer] = field(default_factory=dict)
 
 

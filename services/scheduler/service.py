@@ -202,6 +202,7 @@ class SchedulerService(LoopService):
                 self.log.warning(f"the {name} is gone; its requests wait for the next one")
                 if self.ledger is not None:
                     self.ledger.tell_continued()
+        self._find_workers(now)  # a stream's pause would have the time until the next tick in it
 
     def _another_is_ready(self) -> bool:
         """Whether another engine of the model could take this one's requests."""

@@ -256,6 +256,8 @@ class Internal(msgspec.Struct, frozen=True):
     """The inherited HTTP socket of a frontend."""
     hold_fd: int | None = None
     """Of a process of an engine: prepare, and wait for a byte from this pipe."""
+    on_device: int | None = None
+    """1: it is to replace a worker, and prepares all that it can on that one's device."""
     headless: int | None = None
     """1: serve the library: no HTTP, and the end comes when standard input closes."""
     one_engine: int | None = None
@@ -330,16 +332,20 @@ def _run(
         from penstock.services.worker.visible_device import show_one_device
 
         show_one_device(config.device.device_index, os.environ)
+    extra: dict[str, object] = {}
     if internal.hold_fd is not None:
         from penstock.protocol.process.held_start import wait_until_wanted
-        from penstock.services.held_process import import_all
+        from penstock.services.held_process import import_all, prepare_on_device
 
         import_all(name, config)
+        if internal.on_device:
+            extra |= prepare_on_device(name, config)
         if not wait_until_wanted(internal.hold_fd):
             return 0
         _be_called(f"penstock: {name}{number}")
     service = importlib.import_module(f"penstock.services.{name}.service")
-    extra = {"listen_fd": internal.listen_fd} if internal.listen_fd is not None else {}
+    if internal.listen_fd is not None:
+        extra["listen_fd"] = internal.listen_fd
     code: int = service.run(config, **extra)
     return code
 

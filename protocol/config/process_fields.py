@@ -190,7 +190,8 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(
             description="A model that sleeps keeps the processes of its engines started, with "
-            "nothing on the device: it wakes some seconds sooner, for memory of the host."
+            "nothing on the device: it wakes some seconds sooner, for memory of the host. With "
+            "--hold-weights each worker has a spare, which takes memory of a GPU, too."
         ),
     ] = False
     min_awake_s: Annotated[

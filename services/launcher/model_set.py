@@ -320,7 +320,8 @@ class ModelSet:
     def tick(self, now: float) -> None:
         """Go on with what is being loaded and unloaded. Call it a few times a second while the
         server runs, from its being ready on."""
-        if self._sleepers is not None:
+        ending = self._spares is not None and self._spares.ending
+        if self._sleepers is not None and not ending:  # else who wakes would miss their memory
             self._sleepers.tick(now)
         for model in list(self._models):
             if model.state == LOADING:

@@ -56,6 +56,8 @@ class Child:
         """Whether the router has declared it lost since its start."""
         self.held = False
         """It is started ahead, prepares itself, and is no member before ``release``."""
+        self.on_device = False
+        """As a held one it prepares itself on its device, too."""
         self.started_at = 0.0
         self._hold = -1
         """The end of the pipe by which a held process hears that it is wanted."""
@@ -71,6 +73,7 @@ class Child:
         """A child of the same kind, to be prepared for the end of this one's process."""
         found = Child(self.service, self.number, self._environment, render=self._render)
         found.label, found.held = f"{self.label}, prepared", True
+        found.on_device = True
         return found
 
     def go_on_as(self, spare: Child, now: float) -> None:
@@ -103,6 +106,7 @@ class Child:
         read, write = os.pipe()
         waits, self._hold = os.pipe() if self.held else (-1, -1)
         held = ["--hold-fd", str(waits)] if self.held else []
+        held += ["--on-device", "1"] if self.held and self.on_device else []
         try:
             with _as_long_as_it_is(self._environment) as (environment, files):
                 self._process = subprocess.Popen(
@@ -161,6 +165,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # the dead leader still holds the number
         status = self._process.wait()
+        self.on_device = False  # whatever has ended it there would do so again
         os.close(self.pidfd)
         self._close_hold()
         self._process, self.pidfd = None, -1

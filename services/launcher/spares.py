@@ -1,5 +1,5 @@
 """Processes that are prepared for the end of a worker (``--prepare-engines`` with
-``--hold-weights``): what takes long to import is there when they are wanted."""
+``--hold-weights``): what takes long is done when they are wanted."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class Spares:
             spare.kill()
         else:
             self.processes.remove([spare])
+
+    @property
+    def ending(self) -> bool:
+        """Whether some that are not wanted any more may still have memory of a device."""
+        return bool(self._dropped)
 
     def close(self) -> None:
         """No others are made; what there is ends with all workers."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch import Tensor
+
 from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.services.worker.drafting_executor import DraftingExecutor
@@ -61,6 +63,8 @@ class LoadedModel(NamedTuple):
     """Whether kernels add up in one order."""
     held_bytes: int = 0
     """Of mapped memory in which its weights lie, which is no allocator's."""
+    kv_memory: Tensor | None = None
+    """uint8 [bytes], mapped as well: what KV memory lies in; ``None``: in the allocator's."""
 
     def executor(self, capacity: EngineSizes) -> AnyExecutor:
         if isinstance(self.kernels, str):
@@ -81,9 +85,13 @@ class LoadedModel(NamedTuple):
         if self.deterministic:
             from penstock.services.worker.gpu.fixed_decoder import FixedDecoder
 
-            return dense_executor(*self.kernels, capacity, decoder=FixedDecoder)
+            return dense_executor(
+                *self.kernels, capacity, decoder=FixedDecoder, kv_memory=self.kv_memory
+            )
         adapters = self.adapters if isinstance(self.adapters, DeviceAdapters) else None
-        return dense_executor(*self.kernels, capacity, self.compression, self.kind, adapters)
+        return dense_executor(
+            *self.kernels, capacity, self.compression, self.kind, adapters, kv_memory=self.kv_memory
+        )
 
     def _plain(self, capacity: EngineSizes) -> ModelExecutor:
         if not isinstance(self.model, RankDecoder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
@@ -21,20 +22,27 @@ from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.pooling_tasks import null_tasks
 from penstock.services.worker.rank_choice import check_division
 
+if TYPE_CHECKING:
+    from penstock.services.worker.held.loading import Preparation
+
 Progress = Callable[[str], None]
 Loaded = Callable[[LoadReport], None]
+Load = Callable[[Config, Progress, Loaded], Executor]
 LOAD_LIMIT_SECONDS = 1800.0
 """Most that ``load_executor`` takes of a sound model."""
 
 
 def load_executor(
-    config: Config, progress: Progress, loaded: Loaded = lambda report: None
+    config: Config,
+    progress: Progress,
+    loaded: Loaded = lambda report: None,
+    preparation: Preparation | None = None,
 ) -> Executor:
     """Make the executor that ``config`` asks for and run it once.
 
-    ``progress`` is told what is being done, ``loaded`` what was read, for people. Raises
-    ``BadModelFolder`` for a checkpoint that cannot be served and ``ConfigError`` for settings that
-    do not fit it. torch is imported only for a real model.
+    ``progress`` is told what is being done, ``loaded`` what was read, for people; preparation: see
+    ``load_model_executor``. Raises ``BadModelFolder`` for a checkpoint that cannot be served and
+    ``ConfigError`` for settings that do not fit it. torch is imported only for a real model.
     """
     info = read_model_info(config.model.model)
     check_kept(config, info)
@@ -45,7 +53,7 @@ def load_executor(
         if config.device.device == "null":
             executor = _load_null(config)
         else:
-            executor = _load(config, progress, loaded)
+            executor = _load(config, progress, loaded, preparation)
         if isinstance(executor, DirectExecutor):
             executor.tasks = {**executor.tasks, **tasks}
             executor.described = pooling.describe()
@@ -68,7 +76,9 @@ def _load_null(config: Config) -> Executor:
     return executor
 
 
-def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
+def _load(
+    config: Config, progress: Progress, loaded: Loaded, preparation: Preparation | None
+) -> Executor:
     check_division(config, read_model_info(config.model.model))
     if config.loading.load_format != "dummy" and not config.loading.hold_weights:
         Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
@@ -84,14 +94,18 @@ def _load(config: Config, progress: Progress, loaded: Loaded) -> Executor:
     begin_early()
     ahead = AheadCompilation(config)
     try:
-        return _load_model(config, progress, loaded, ahead)
+        return _load_model(config, progress, loaded, ahead, preparation)
     finally:
         ahead.stop()
 
 
 def _load_model(
-    config: Config, progress: Progress, loaded: Loaded, ahead: AheadCompilation | None
+    config: Config,
+    progress: Progress,
+    loaded: Loaded,
+    ahead: AheadCompilation | None,
+    preparation: Preparation | None = None,
 ) -> Executor:
     from penstock.services.worker.model_loading import load_model_executor
 
-    return load_model_executor(config, progress, loaded, ahead)
+    return load_model_executor(config, progress, loaded, ahead, preparation)

@@ -30,7 +30,8 @@ from penstock.services.worker.gpu.triton_trial import failure_of_triton
 from penstock.services.worker.grammar_rows import tokenizer_loader
 from penstock.services.worker.held.loading import (
     MadeModel,
-    account_again,
+    Preparation,
+    account_of,
     hold_on_device,
     hold_on_host,
     holding_of,
@@ -43,10 +44,8 @@ from penstock.services.worker.loaded_model import (
     LoadedModel,
     kernels_for,
 )
-from penstock.services.worker.memory_account import MemoryAccount
-from penstock.services.worker.memory_plan import with_kv
 from penstock.services.worker.model_executor import ModelExecutor
-from penstock.services.worker.model_memory import ModelMemory, in_use
+from penstock.services.worker.model_memory import in_use, plan_memory
 from penstock.services.worker.model_weights import Loaded, Progress, make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
@@ -87,19 +86,22 @@ def load_model_executor(
     progress: Progress,
     loaded: Loaded = lambda report: None,
     ahead: AheadCompilation | None = None,
+    preparation: Preparation | None = None,
 ) -> AnyExecutor:
-    """``loaded`` is told what was read; ``ahead`` compiles kernels meanwhile.
+    """``loaded`` is told what was read; ``ahead`` compiles kernels meanwhile;
+    ``preparation``: of a worker that is to replace one that still runs.
 
     A model of which Triton fails to compile or to launch a kernel is loaded again, without kernels
     of ours: those have changed the form of its weights by then.
 
-    Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken.
+    Raises ``BadModelFolder`` or ``ConfigError``, where possible before memory is taken, and
+    ``NotPrepared``.
     """
     try:
-        return _load(config, progress, loaded, ahead, "")
+        return _load(config, progress, loaded, ahead, "", preparation)
     except Exception as failure:
         reason = failure_of_triton(failure)
-        if not reason:
+        if not reason or preparation is not None:
             raise
     _log.warning("the model is loaded again, without kernels of Penstock's own: %s", reason)
     gc.collect()
@@ -109,7 +111,12 @@ def load_model_executor(
 
 
 def _load(
-    config: Config, progress: Progress, loaded: Loaded, ahead: AheadCompilation | None, without: str
+    config: Config,
+    progress: Progress,
+    loaded: Loaded,
+    ahead: AheadCompilation | None,
+    without: str,
+    preparation: Preparation | None = None,
 ) -> AnyExecutor:
     """without: why there are no kernels of ours, if there are to be none."""
     info = read_model_info(config.model.model)
@@ -128,6 +135,10 @@ def _load(
         read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
     holding = None if without else holding_of(config, dtype, device)
     made = None if holding is None else restored(holding, config, info, device, progress, loaded)
+    if preparation is not None:
+        preparation.begin(holding, made, CudaMemory(device))
+    elif made is not None and made.kv is not None:
+        made.kv.receive()
     if made is None:
         made = _made(config, info, dtype, device, pooling, ranks, progress, loaded, without)
         made = made if holding is None else hold_on_host(holding, made)
@@ -148,9 +159,9 @@ def _load(
     if ahead is not None and not isinstance(kernels, str):
         ahead.finish(progress)
     progress("measuring a step")
-    account = account_again(made.account, device) or plan_memory(subject, config, info)
+    account = account_of(made, device) or plan_memory(subject, config, info)
     if holding is not None and not made.restored:
-        hold_on_device(holding, subject, account)
+        subject = hold_on_device(holding, subject, account)
     executor = executor_of(subject, account.sizes, progress)
     executor.grammars.serve(tokenizer_loader(info))
     run_first(executor, subject, config.device.threads, cores, progress, ahead)
@@ -159,7 +170,8 @@ def _load(
         random = config.loading.load_format == "dummy"
         add_tasks(executor, pooling, info, model, made.judged, random=random)
     speculate(executor, config, device, _drafter_for(executor, config, info, model))
-    if device.type == "cuda" and config.cache.share() == 1.0:  # else other models take theirs now
+    alone = config.cache.share() == 1.0 and preparation is None  # else others take theirs now
+    if device.type == "cuda" and alone:
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
     executor.repeats = repeats(config, info, pooling, device.type, dtype)
@@ -363,36 +375,3 @@ def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtyp
             raise ConfigError("--dtype float16: the CPU computes in bfloat16 or float32")
         return _DTYPES[name]
     return _DTYPES[computed_type(info, read_machine() if on_cpu else None)]
-
-
-def plan_memory(subject: LoadedModel, config: Config, info: ModelInfo) -> MemoryAccount:
-    """What the executor may hold, after a measured step.
-
-    Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
-    model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
-    """
-    compression = subject.compression
-
-    def planned() -> MemoryAccount:
-        return with_kv(beside_kv(subject, config, info), config, info, subject.groups)
-
-    cache, longest = config.cache, config.model.max_model_len or info.max_model_len
-    given = cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None
-    try:
-        account = planned()
-    except (ConfigError, torch.OutOfMemoryError) as failure:
-        if compression is None or not compression.drop(str(failure)):
-            raise
-        again = True
-    else:
-        held = account.sizes.max_model_len
-        reason = f"beside them KV memory holds {held} tokens, not {longest}"
-        fits = given or held >= longest
-        again = not fits and compression is not None and compression.drop(reason)
-    return planned() if again else account
-
-
-def beside_kv(subject: LoadedModel, config: Config, info: ModelInfo) -> MemoryAccount:
-    """What all but KV memory takes."""
-    memory, device = ModelMemory(subject, config, info), subject.model.device
-    return memory.counted() if device.type == "cpu" else memory.measured(CudaMemory(device))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from msgspec.structs import replace
 
 from penstock.kernels.gpu.device_facts import multiprocessors
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import free_host_bytes
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.services.worker.device_memory import DeviceMemory, measure_step
+from penstock.services.worker.device_memory import CudaMemory, DeviceMemory, measure_step
 from penstock.services.worker.gpu.kernel_choice import not_hopper
 from penstock.services.worker.gpu.static_memory import (
     ExecutorSizes,
@@ -25,7 +26,7 @@ from penstock.services.worker.memory_account import (
     dtype_name,
     weights_part,
 )
-from penstock.services.worker.memory_plan import cpu_account, cuda_account
+from penstock.services.worker.memory_plan import cpu_account, cuda_account, with_kv
 from penstock.services.worker.model_shape import shape_of, shape_of_others
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense_form import DenseModel
@@ -174,3 +175,36 @@ def in_use(account: MemoryAccount, memory: DeviceMemory) -> MemoryAccount:
     """With what the device has in use once all is taken."""
     total, free, _, _ = memory.read()
     return replace(account, in_use=total - free)
+
+
+def plan_memory(subject: LoadedModel, config: Config, info: ModelInfo) -> MemoryAccount:
+    """What the executor may hold, after a measured step.
+
+    Compressed weights are dropped where the KV memory that is asked for, or a sequence of the
+    model's length, has no room beside them. Raises ``ConfigError`` where it has none anyway.
+    """
+    compression = subject.compression
+
+    def planned() -> MemoryAccount:
+        return with_kv(beside_kv(subject, config, info), config, info, subject.groups)
+
+    cache, longest = config.cache, config.model.max_model_len or info.max_model_len
+    given = cache.num_kv_blocks is not None or cache.kv_cache_memory_bytes is not None
+    try:
+        account = planned()
+    except (ConfigError, torch.OutOfMemoryError) as failure:
+        if compression is None or not compression.drop(str(failure)):
+            raise
+        again = True
+    else:
+        held = account.sizes.max_model_len
+        reason = f"beside them KV memory holds {held} tokens, not {longest}"
+        fits = given or held >= longest
+        again = not fits and compression is not None and compression.drop(reason)
+    return planned() if again else account
+
+
+def beside_kv(subject: LoadedModel, config: Config, info: ModelInfo) -> MemoryAccount:
+    """What all but KV memory takes."""
+    memory, device = ModelMemory(subject, config, info), subject.model.device
+    return memory.counted() if device.type == "cpu" else memory.measured(CudaMemory(device))

@@ -27,7 +27,7 @@ from penstock.services.worker.executor import DeviceFailed, Executor
 from penstock.services.worker.executor_report import attached, capacity_of, say_loaded, say_summary
 from penstock.services.worker.kv_copies import Copies, copies_of, with_space
 from penstock.services.worker.load_report import LoadReport, say_report
-from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, load_executor
+from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, Load, load_executor
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
 from penstock.services.worker.slot_spans import SlotSpans
 from penstock.services.worker.speculation.draft_metrics import report_drafts
@@ -47,8 +47,9 @@ class WorkerService(LoopService):
 
     name = "worker"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, load: Load = load_executor) -> None:
         super().__init__(config)
+        self._load_executor = load
         self.metrics = Registry()
         self._slot_spans = SlotSpans()
         self._launch_seconds = self.metrics.counter("step_part_seconds_total", "launch")
@@ -105,7 +106,7 @@ class WorkerService(LoopService):
     def _load(self) -> None:
         """Runs beside the message loop, so that the worker answers while it loads."""
         try:
-            self._loaded = load_executor(self.config, self._progress, self._on_weights)
+            self._loaded = self._load_executor(self.config, self._progress, self._on_weights)
         except BaseException as error:
             self._failure = error
 
@@ -391,9 +392,9 @@ class WorkerService(LoopService):
             say_summary(executor, self.log)
 
 
-def run(config: Config) -> int:
-    """Run a worker until SIGTERM. Returns the exit code.
+def run(config: Config, load: Load = load_executor) -> int:
+    """Run a worker until SIGTERM. load: see ``load_executor``. Returns the exit code.
 
     Raises ``BadModelFolder`` when the checkpoint cannot be served.
     """
-    return WorkerService(config).run()
+    return WorkerService(config, load).run()

@@ -76,9 +76,10 @@ class GpuDecoder(StepDecoder):
         compressed: bool = False,
         grouped: LayerGroups | None = None,
         kind: KVCacheKind = "auto",
+        kv_memory: Tensor | None = None,
     ) -> None:
-        """compressed: whether steps of few rows read the layers' compressed weights; grouped, kind:
-        see ``LayerAttention``."""
+        """compressed: whether steps of few rows read the layers' compressed weights; grouped, kind,
+        kv_memory: see ``LayerAttention``."""
         device, dtype = weights.embedding.device, weights.embedding.dtype
         self.config, self.weights, self.state = config, weights, state
         self.vocab_size, self.num_kv_heads = config.vocab_size, config.num_kv_heads
@@ -102,6 +103,7 @@ class GpuDecoder(StepDecoder):
                 "" if stored else "takes norms of heads in the type of the model",
                 grouped,
                 kind,
+                kv_memory,
             )
         self.products, self.gated = products.result(), gated.result()
         if self.products.kernels:
@@ -272,15 +274,18 @@ def dense_executor(
     kind: KVCacheKind = "auto",
     adapters: DeviceAdapters | None = None,
     decoder: type[GpuDecoder] = GpuDecoder,
+    kv_memory: Tensor | None = None,
 ) -> DraftingGpuExecutor:
     """compression: of ``weights``; dropped where no kernel can read it; kind: of KV memory;
-    adapters: of rows that ask for one; decoder: what computes the steps."""
+    adapters: of rows that ask for one; decoder: what computes the steps; kv_memory: see
+    ``KVPool``."""
     compressed = compression or no_compression("nobody has asked for it")
 
     def make(state: BatchState, max_rows: int) -> GpuDecoder:
         made = decoder(
             config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
             capacity.max_model_len, max_rows, bool(compressed.linears), kind=kind,
+            kv_memory=kv_memory,
         )  # fmt: skip
         kernels = made.products.kernels
         if kernels is None or not kernels.compressed:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.services.worker.gpu.awaited_memory import AwaitedPiece
 from penstock.services.worker.held.manifest import BadManifest, HeldPiece
 
 PIECE_BYTES = 1 << 30
@@ -56,13 +57,17 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
-class _Driver:
+class Driver:
     def __init__(self, library: Any) -> None:
         self._library = library
 
     def __call__(self, name: str, *arguments: Any) -> None:
         """Raises ``HeldMemoryError``."""
-        if code := self.code(name, *arguments):
+        self.check(name, self.code(name, *arguments))
+
+    def check(self, name: str, code: int) -> None:
+        """code: what ``name`` has answered. Raises ``HeldMemoryError``."""
+        if code:
             said = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(said))
             reason = said.value.decode(errors="replace") if said.value else "unknown"
@@ -71,11 +76,31 @@ class _Driver:
     def code(self, name: str, *arguments: Any) -> int:
         return int(getattr(self._library, name)(*arguments))
 
+    def import_from(self, descriptor: int, handle: ctypes.c_uint64) -> None:
+        """Let ``handle`` be of the memory behind a descriptor. Raises ``HeldMemoryError``."""
+        self(
+            "cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor),
+            ctypes.c_int(_DESCRIPTOR),
+        )  # fmt: skip
+
+    def allow(self, address: int, num_bytes: int, *, writing: bool) -> int:
+        """Returns the driver's code."""
+        flags = _READ_WRITE if writing else _READ
+        access = _Access(_Location(_DEVICE, _ORDINAL), flags)
+        size, count = ctypes.c_size_t(num_bytes), ctypes.c_size_t(1)
+        return self.code(
+            "cuMemSetAccess", ctypes.c_uint64(address), size, ctypes.byref(access), count
+        )
+
+    def allow_writing(self, address: int, num_bytes: int) -> None:
+        """Raises ``HeldMemoryError``."""
+        self.check("cuMemSetAccess", self.allow(address, num_bytes, writing=True))
+
 
 class _Mapping:
     """A piece in this process's addresses, for as long as this object lives."""
 
-    def __init__(self, driver: _Driver, handle: ctypes.c_uint64, num_bytes: int) -> None:
+    def __init__(self, driver: Driver, handle: ctypes.c_uint64, num_bytes: int) -> None:
         """Takes the handle over. Raises ``HeldMemoryError``."""
         self._driver, size = driver, ctypes.c_size_t(num_bytes)
         address, none = ctypes.c_uint64(), ctypes.c_uint64(0)
@@ -99,21 +124,17 @@ class _Mapping:
 
     def allow_writing(self) -> None:
         """Raises ``HeldMemoryError``."""
-        self._driver("cuMemSetAccess", *self._access(_READ_WRITE))
+        self._driver.allow_writing(self._address.value, self._size.value)
 
     def allow_reading(self) -> None:
         """To read, and where the driver does not part the two, to write. A kernel that writes where
         it should not then cannot change weights that others go on with. Raises
         ``HeldMemoryError``."""
-        if self._driver.code("cuMemSetAccess", *self._access(_READ)):
+        if self._driver.allow(self._address.value, self._size.value, writing=False):
             self.allow_writing()
 
-    def _access(self, flags: int) -> tuple[Any, ...]:
-        access = _Access(_Location(_DEVICE, _ORDINAL), flags)
-        return self._address, self._size, ctypes.byref(access), ctypes.c_size_t(1)
 
-
-def _unmap(driver: _Driver, address: ctypes.c_uint64, size: ctypes.c_size_t) -> None:
+def _unmap(driver: Driver, address: ctypes.c_uint64, size: ctypes.c_size_t) -> None:
     driver.code("cuCtxSynchronize")
     driver.code("cuMemUnmap", address, size)
     driver.code("cuMemAddressFree", address, size)
@@ -158,7 +179,7 @@ class DeviceMemory:
     ) -> None:
         """tensor_of: makes a tensor of what has ``__cuda_array_interface__``; free: gives memory
         that torch's allocator does not use back to the driver. Raises ``HeldMemoryError``."""
-        self._driver = _Driver(library or _load_driver())
+        self._driver = Driver(library or _load_driver())
         self._tensor_of, self._free = tensor_of, free
         self._driver("cuInit", ctypes.c_uint(0))
         device, name = ctypes.c_int(), (ctypes.c_ubyte * 16)()
@@ -177,11 +198,8 @@ class DeviceMemory:
     def make(self, num_bytes: int) -> DevicePiece:
         """See ``HeldMemory``; num_bytes are filled up with zeros to what the driver hands out."""
         self._free()
-        handle, size = ctypes.c_uint64(), self._whole(num_bytes)
-        self._driver(
-            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size),
-            ctypes.byref(self._properties), ctypes.c_ulonglong(0),
-        )  # fmt: skip
+        size = self._whole(num_bytes)
+        handle = self._create(size)
         descriptor = ctypes.c_int(-1)
         try:
             self._driver(
@@ -205,16 +223,27 @@ class DeviceMemory:
     def open(self, descriptor: int, piece: HeldPiece) -> DevicePiece:
         """See ``HeldMemory``."""
         handle = ctypes.c_uint64()
-        self._driver(
-            "cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor),
-            ctypes.c_int(_DESCRIPTOR),
-        )  # fmt: skip
+        self._driver.import_from(descriptor, handle)
         mapping = _Mapping(self._driver, handle, self._whole(piece.num_bytes))
         mapping.allow_reading()
         found = DevicePiece(descriptor, mapping, self._tensor_of)
         if found.checksum() != piece.checksum:
             raise BadManifest("the memory was changed since the weights were made")
         return found
+
+    def awaited(self, descriptor: int, num_bytes: int) -> AwaitedPiece:
+        """See ``HeldMemory``."""
+        size = self._whole(num_bytes)
+        return AwaitedPiece(self._driver, descriptor, size, self._create, self._tensor_of)
+
+    def _create(self, size: int) -> ctypes.c_uint64:
+        """A handle of new memory, of a size that the driver hands out."""
+        handle = ctypes.c_uint64()
+        self._driver(
+            "cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(size),
+            ctypes.byref(self._properties), ctypes.c_ulonglong(0),
+        )  # fmt: skip
+        return handle
 
     def _whole(self, num_bytes: int) -> int:
         return -(-num_bytes // self._grain) * self._grain

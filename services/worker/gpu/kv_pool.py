@@ -7,6 +7,8 @@ name, for a block, how many pages lie ahead of it: ``BatchState`` multiplies by 
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from penstock.kernels.gpu.attention_arguments import LayerCache, layer_cache
@@ -23,13 +25,22 @@ class KVPool:
         dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        memory: torch.Tensor | None = None,
     ) -> None:
-        """layers: of a block; dtype: of the model, or that of quantized caches.
+        """layers: of a block; dtype: of the model, or that of quantized caches; memory: uint8
+        [bytes], to lie in, zeros; by default it is torch's.
 
-        Raises ``ValueError`` for heads that cannot be quantized."""
+        Raises ``ValueError`` for heads that cannot be quantized, and for too little memory."""
         shape = (num_blocks, layers, 2, kv_heads, block_size, columns(dim, dtype))
         zeros = torch.int8 if is_quantized(dtype) else dtype
-        self.blocks = torch.zeros(shape, dtype=zeros, device=device).view(dtype)
+        if memory is None:
+            memory = torch.zeros(shape, dtype=zeros, device=device)
+        else:
+            size = math.prod(shape) * zeros.itemsize
+            if size > len(memory):
+                raise ValueError(f"KV memory of {size} bytes in {len(memory)}")
+            memory = memory[:size].view(zeros).view(shape)
+        self.blocks = memory.view(dtype)
         """[num_blocks, layers, 2, Hkv, block_size, D]: keys and values; see ``quantized_cache``."""
         self.pages = 2 * layers
         """Of a block."""

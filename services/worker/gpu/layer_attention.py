@@ -69,10 +69,11 @@ class LayerAttention:
         unfit: str = "",
         grouped: LayerGroups | None = None,
         kind: KVCacheKind = "auto",
+        kv_memory: Tensor | None = None,
     ) -> None:
         """heads, caches: of each layer; eps: of the norms of heads; unfit: why no kernel for Hopper
         can norm and rotate them; grouped: the layers, where they are not grouped by themselves
-        alone; kind: of KV memory.
+        alone; kind: of KV memory; kv_memory: see ``KVPool``.
 
         Raises ``ValueError`` where the state's block tables are not those of the caches' groups.
         """
@@ -85,7 +86,7 @@ class LayerAttention:
             raise ValueError("the capacity is not that of the model's groups of layers")
         self.pool = KVPool(
             num_blocks, grouped.layers, kv_heads, block_size, dim,
-            cache_type(kind, rows.qkv.dtype), device,
+            cache_type(kind, rows.qkv.dtype), device, kv_memory,
         )  # fmt: skip
         """Layers of several groups share a place in it, each in blocks of its own."""
         state.pages = self.pool.pages

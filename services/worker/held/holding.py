@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import ModelInfo
@@ -22,8 +23,8 @@ from penstock.services.worker.held.description import (
 )
 from penstock.services.worker.held.digest import weights_digest
 from penstock.services.worker.held.holder import GivenWeights, HolderConnection, NoHolder
-from penstock.services.worker.held.manifest import BadManifest, Manifest, decode_manifest
-from penstock.services.worker.held.memory import HeldMemory, Piece, move, view
+from penstock.services.worker.held.manifest import BadManifest, HeldKV, Manifest, decode_manifest
+from penstock.services.worker.held.memory import AwaitedMemory, HeldMemory, move, view
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.models.decoder import Decoder
@@ -43,12 +44,23 @@ class FoundWeights(NamedTuple):
     account: MemoryAccount | None
     num_bytes: int
     report: LoadReport
+    kv: AwaitedMemory | None
+    """KV memory as that account has planned it."""
+
+
+class KeptWeights(NamedTuple):
+    """What was made for others to map."""
+
+    num_bytes: int
+    """Of weights."""
+    kv_memory: Tensor | None
+    """uint8 [bytes], zeros."""
 
 
 class _Content(NamedTuple):
     manifest: bytes
     num_bytes: int
-    pieces: Sequence[Piece]
+    descriptors: Sequence[int]
 
 
 class Holding:
@@ -59,7 +71,7 @@ class Holding:
         name, digest = config.model.names()[0], weights_digest(config, dtype)
         self.key = WeightsKey(name, memory.place, digest)
         self._path, self._online = config.cluster.holder_socket, config.model.quantization
-        self._memory = memory
+        self._memory, self._engine = memory, config.cluster.engine
         self._connection: HolderConnection | None = None
         """While the weights are this worker's to load."""
         self._content: _Content | None = None
@@ -103,21 +115,23 @@ class Holding:
     ) -> FoundWeights:
         """Raises ``BadManifest``, ``OSError`` and ``RuntimeError``."""
         manifest = decode_manifest(given.manifest)
-        if len(manifest.pieces) != len(given.descriptors):
-            raise BadManifest(
-                f"{len(given.descriptors)} descriptors for {len(manifest.pieces)} pieces of memory"
-            )
+        count, held_kv = len(manifest.pieces), manifest.kv
+        if count + (held_kv is not None) != len(given.descriptors):
+            raise BadManifest(f"{len(given.descriptors)} descriptors for {count} pieces of memory")
         pieces = [
             self._memory.open(descriptor, piece)
-            for descriptor, piece in zip(given.descriptors, manifest.pieces, strict=True)
+            for descriptor, piece in zip(given.descriptors, manifest.pieces, strict=False)
         ]
         tensors = [view(placed, pieces) for placed in manifest.placed]
         quantization = read_quantization(info, self._online)
         restored = Restorer(tensors, device).model(manifest.model, quantization)
-        self._content = _Content(given.manifest, manifest.num_bytes, pieces)
+        kv = None
+        if held_kv is not None and held_kv.engine == self._engine:
+            kv = self._memory.awaited(given.descriptors[-1], held_kv.num_bytes)
+        self._content = _Content(given.manifest, manifest.num_bytes, given.descriptors)
         report = LoadReport(manifest.num_bytes, time.perf_counter() - began, mapped=True)
         compression, account = manifest.model.compression, manifest.account
-        return FoundWeights(restored, compression, account, manifest.num_bytes, report)
+        return FoundWeights(restored, compression, account, manifest.num_bytes, report, kv)
 
     # --- what was loaded
 
@@ -127,15 +141,16 @@ class Holding:
         kernels: DenseModel | None = None,
         compression: str = "",
         account: MemoryAccount | None = None,
-    ) -> int:
-        """Move a loaded model's weights into memory that others can map, and offer them. Returns
-        the bytes of that memory; where a model cannot be held, 0, and the log says why."""
+    ) -> KeptWeights:
+        """Move a loaded model's weights into memory that others can map, make KV memory of that
+        kind if ``account`` says how much, and offer both. Where a model cannot be held, nothing is,
+        and the log says why."""
         try:
             with torch.inference_mode():
                 return self._keep(model, kernels, compression, account)
         except (CannotHold, OSError, RuntimeError) as failure:
             _log.warning("weights are not held: %s", failure)
-            return 0
+            return KeptWeights(0, None)
         finally:
             self.close()
 
@@ -145,18 +160,22 @@ class Holding:
         kernels: DenseModel | None,
         compression: str,
         account: MemoryAccount | None,
-    ) -> int:
+    ) -> KeptWeights:
         if not isinstance(model, Decoder):
             raise CannotHold("transformers' code computes the model")
         describer = Describer()
         described = describer.model(model, kernels, compression)
         placed, pieces, held = move(self._memory, describer.tensors)
-        if len(pieces) > MAX_PIECES:
-            raise CannotHold(f"{len(pieces)} pieces of memory; {MAX_PIECES} are the most")
-        manifest = Manifest(described, placed, held, account)
-        self._content = _Content(manifest.encode(), manifest.num_bytes, pieces)
+        if len(pieces) >= MAX_PIECES:
+            raise CannotHold(f"{len(pieces)} pieces of memory; {MAX_PIECES - 1} are the most")
+        kv = None if account is None else self._memory.make(account.kv_bytes)
+        held_kv = None if account is None else HeldKV(account.kv_bytes, self._engine)
+        manifest = Manifest(described, placed, held, account, held_kv)
+        descriptors = [piece.descriptor for piece in pieces]
+        descriptors += [] if kv is None else [kv.descriptor]
+        self._content = _Content(manifest.encode(), manifest.num_bytes, descriptors)
         self._begin()
-        return manifest.num_bytes
+        return KeptWeights(manifest.num_bytes, None if kv is None else kv.memory)
 
     def _begin(self) -> None:
         """Offer the weights for the first time."""
@@ -178,8 +197,7 @@ class Holding:
         content = self._content
         if content is None:
             return "there are none"
-        descriptors = [piece.descriptor for piece in content.pieces]
-        return connection.offer(self.key, content.manifest, content.num_bytes, descriptors)
+        return connection.offer(self.key, content.manifest, content.num_bytes, content.descriptors)
 
     def close(self) -> None:
         """Nobody waits any more for what this worker was to load."""

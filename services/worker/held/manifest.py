@@ -76,18 +76,29 @@ class HeldModel(msgspec.Struct, frozen=True, array_like=True):
     """``Compression.summary``; empty: nobody thought of it."""
 
 
+class HeldKV(msgspec.Struct, frozen=True, array_like=True):
+    """KV memory behind one more descriptor: the last one."""
+
+    num_bytes: int
+    engine: str
+    """Whose it is: of several on one device each has its own."""
+
+
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
     model: HeldModel
     placed: list[HeldTensor]
     pieces: list[HeldPiece]
     account: MemoryAccount | None
     """Of the worker that made the weights, where another one can take it over."""
+    kv: HeldKV | None = None
+    """Planned by that account; ``None``: none is held."""
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
 
     @property
     def num_bytes(self) -> int:
+        """Of weights."""
         return sum(piece.num_bytes for piece in self.pieces)
 
 

@@ -39,6 +39,20 @@ class Piece(Protocol):
         ``HeldPiece.checksum``."""
 
 
+class AwaitedMemory(Protocol):
+    """Memory at known addresses, which may still be another process's."""
+
+    memory: Tensor
+    """uint8 [bytes]. Something lies behind it from the start; its content means nothing, and no two
+    places need be two, before ``receive``."""
+
+    def withdraw(self) -> None:
+        """Nothing lies behind it any more, until ``receive``. Nothing may be computing with it."""
+
+    def receive(self) -> None:
+        """Have the memory, zeros, from now on. Raises ``RuntimeError``."""
+
+
 class HeldMemory(Protocol):
     """Of one device."""
 
@@ -53,6 +67,10 @@ class HeldMemory(Protocol):
     def open(self, descriptor: int, piece: HeldPiece) -> Piece:
         """Map what another process has made. The descriptor stays the caller's. Raises as ``make``
         does, and ``BadManifest`` where it is not that, or not as it was."""
+
+    def awaited(self, descriptor: int, num_bytes: int) -> AwaitedMemory:
+        """Addresses for memory that another process has made, and may be writing to. Raises as
+        ``open`` does."""
 
 
 class HostPiece:
@@ -98,6 +116,9 @@ class HostMemory:
         if seals != _SEALS or size != piece.num_bytes:
             raise BadManifest(f"memory of {size} bytes with seals {seals:#x}")
         return HostPiece(descriptor, size)
+
+    def awaited(self, descriptor: int, num_bytes: int) -> AwaitedMemory:
+        raise BadManifest("KV memory of the host is not held")
 
 
 def place_tensors(

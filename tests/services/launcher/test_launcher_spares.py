@@ -113,10 +113,11 @@ def test_none_stays_for_a_model_that_falls_asleep() -> None:
     world.tick()
     world.tick()
     assert spare.kills == 1 and world.running == [spare], "it is not dead yet"
+    assert world.spares.ending, "what it has of a device is not free yet"
     assert world.spares.take(world.worker) is None
     spare.lives = False
     assert world.spares.ended(spare), "and is not started again"
-    assert world.running == []
+    assert world.running == [] and not world.spares.ending
 
 
 def test_one_that_is_dead_when_its_model_falls_asleep_is_forgotten() -> None:
@@ -151,6 +152,23 @@ def test_a_child_goes_on_as_the_process_of_its_spare(monkeypatch: pytest.MonkeyP
     select.select([child.pidfd], [], [], 60)
     assert child.reap(time.monotonic()) == 0
     assert child.last_words() == "b'1'", "it was told that it is wanted"
+
+
+def test_a_spare_that_has_ended_is_prepared_without_its_device_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "import sys; print(' '.join(sys.argv[1:]))"
+    monkeypatch.setattr(processes, "_command", lambda *_: [sys.executable, "-c", code])
+    worker = Child("worker", 0, dict(os.environ))
+    spare, flags = worker.spare(), list[str]()
+    for _ in range(2):
+        spare.start(time.monotonic())
+        select.select([spare.pidfd], [], [], 60)
+        spare.reap(time.monotonic())
+        flags.append(spare.last_words())
+    assert "--on-device 1" in flags[0] and "--hold-fd" in flags[1]
+    assert "--on-device" not in flags[1]
+    assert worker.spare().on_device and not worker.on_device
 
 
 def test_memory_of_a_stopped_process_is_free_before_its_replacement_loads(

@@ -15,7 +15,7 @@ from sharp_model import CONFIG as SMALL
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import read_model_info
-from penstock.services.worker import model_loading, model_weights
+from penstock.services.worker import model_memory, model_weights
 from penstock.services.worker.gpu import needed_kernels
 from penstock.services.worker.gpu.compressed_layers import (
     Compression,
@@ -160,7 +160,7 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         blocks = EXTRA_BLOCKS + (10 if compression.linears else 40)
         return MemoryAccount("a GPU", blocks * size, blocks * size, "all of it", [], size)
 
-    monkeypatch.setattr(model_loading, "beside_kv", beside)
+    monkeypatch.setattr(model_memory, "beside_kv", beside)
 
     def plan(compression: Compression, blocks: int | None, **cache: int) -> int:
         length = None if blocks is None else blocks * 16
@@ -169,7 +169,7 @@ def planning(tiny_folder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             cache=msgspec.structs.replace(Config().cache, **cache),
         )
         subject = LoadedModel(model, "on a CPU", compression=compression)
-        planned = model_loading.plan_memory(subject, config, info)
+        planned = model_memory.plan_memory(subject, config, info)
         assert isinstance(model, Decoder)
         return planned.sizes.num_blocks
 

@@ -6,12 +6,14 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from penstock.services.worker.gpu.awaited_memory import AwaitedPiece
 from penstock.services.worker.gpu.held_memory import DeviceMemory, HeldMemoryError
 from penstock.services.worker.held.manifest import BadManifest, HeldPiece
 from penstock.services.worker.held.memory import move, view
@@ -29,6 +31,7 @@ class PretendedDriver:
         self.mapped: dict[int, mmap.mmap] = {}
         self.handles: dict[int, int] = {}
         """Descriptors of the driver's own."""
+        self.reserved: list[int] = []
         self._fails, self._reads_alone = fails, reads_alone
         self._next = 1
 
@@ -75,6 +78,7 @@ class PretendedDriver:
     def _cumemaddressreserve(self, address: Any, size: Any, *_: Any) -> None:
         self._next += 1
         address._obj.value = self._next << 20
+        self.reserved.append(size.value)
 
     def _cumemmap(self, address: Any, size: Any, offset: Any, handle: Any, flags: Any) -> None:
         self.mapped[address.value] = mmap.mmap(self.handles[handle.value], size.value)
@@ -176,3 +180,62 @@ def test_what_the_driver_refuses_is_told_by_name_and_nothing_stays(call: str) ->
 def test_what_cannot_be_imported_is_told(tensors: list[Tensor]) -> None:
     with pytest.raises(HeldMemoryError, match="cuMemImportFromShareableHandle"):
         memory_of(PretendedDriver("cuMemImportFromShareableHandle")).open(0, HeldPiece(10, 0))
+
+
+# --- memory that is another process's for now
+
+STEP = 2 * GRAIN
+
+
+def awaited(driver: PretendedDriver, descriptor: int, size: int) -> AwaitedPiece:
+    memory = memory_of(driver)
+
+    def tensor_of(piece: Any) -> Tensor:
+        address = piece.__cuda_array_interface__["data"][0]
+        return torch.frombuffer(driver.mapped[address], dtype=torch.uint8)  # of the first part
+
+    return AwaitedPiece(memory._driver, descriptor, size, memory._create, tensor_of, STEP)
+
+
+def test_what_is_computed_ahead_touches_nothing_of_the_other_processs_memory() -> None:
+    first, size = PretendedDriver(), 5 * GRAIN
+    piece = memory_of(first).make(size)
+    piece.memory.fill_(7)
+    second = PretendedDriver()
+    kv = awaited(second, piece.descriptor, size)
+    assert second.reserved == [3 * STEP], "whole stand-ins"
+    begin = kv.__cuda_array_interface__["data"][0]
+    assert list(second.mapped) == [begin, begin + STEP, begin + 2 * STEP]
+    assert second.calls.count("cuMemCreate") == 1 and second.handles == {}
+    assert second.access == [3]
+    second.mapped[begin][0] = 1
+    assert second.mapped[begin + STEP][0] == 1, "one piece of memory, again and again"
+    assert bool((piece.memory == 7).all())
+    kv.withdraw()
+    assert second.mapped == {} and "cuMemImportFromShareableHandle" not in second.calls
+    os.close(piece.descriptor)
+
+
+def test_its_memory_is_received_at_the_same_addresses_and_as_zeros() -> None:
+    first, size = PretendedDriver(), 5 * GRAIN
+    piece = memory_of(first).make(size)
+    piece.memory.fill_(7)
+    second = PretendedDriver()
+    kv = awaited(second, piece.descriptor, size)
+    begin = kv.__cuda_array_interface__["data"][0]
+    zeroed = list[int]()
+    kv.memory = SimpleNamespace(zero_=lambda: zeroed.append(len(second.mapped[begin])))  # type: ignore[assignment]
+    kv.receive()
+    assert list(second.mapped) == [begin] and zeroed == [size]
+    assert second.mapped[begin][:] == b"\7" * size
+    assert second.handles == {} and second.access == [3, 3]
+    os.close(piece.descriptor)
+
+
+def test_memory_that_the_driver_does_not_hand_over_is_an_error() -> None:
+    piece = memory_of(PretendedDriver()).make(GRAIN)
+    driver = PretendedDriver("cuMemImportFromShareableHandle")
+    kv = awaited(driver, piece.descriptor, GRAIN)
+    with pytest.raises(HeldMemoryError, match="cuMemImportFromShareableHandle: out of memory"):
+        kv.receive()
+    os.close(piece.descriptor)

@@ -6,7 +6,8 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,13 +17,32 @@ from quantized_folders import WRITERS, write_twins
 from tiny_models import some_prompts
 from torch import Tensor
 
-from penstock.protocol.config import CacheConfig, Config, ConfigError, ModelConfig, SchedulerConfig
+from penstock.protocol.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    DeviceConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.held_process import prepare_on_device
+from penstock.services.worker import prepared_worker
 from penstock.services.worker.device_memory import MemoryReading
+from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.held import digest
+from penstock.services.worker.held import holding as holding_module
 from penstock.services.worker.held.description import CannotHold, Describer, Restorer
-from penstock.services.worker.held.loading import account_again
+from penstock.services.worker.held.holder import GivenWeights
+from penstock.services.worker.held.holding import Holding
+from penstock.services.worker.held.loading import (
+    MadeModel,
+    NotPrepared,
+    Preparation,
+    account_again,
+    account_of,
+)
 from penstock.services.worker.held.manifest import (
     BadManifest,
     HeldModel,
@@ -290,26 +310,145 @@ def test_weights_are_not_read_for_the_digest(tmp_path: Path) -> None:
     assert digest.weights_digest(Config(model=ModelConfig(model=str(tmp_path))), torch.float32)
 
 
-def test_the_account_is_taken_over_where_there_is_as_much_memory() -> None:
-    class Memory:
-        def __init__(self, total: int, free: int) -> None:
-            self.reading = MemoryReading(total, free, 10, 10)
+class Memory:
+    """A device's."""
 
-        def begin(self) -> None: ...
+    def __init__(self, total: int, free: int) -> None:
+        self.reading = MemoryReading(total, free, 10, 10)
 
-        def read(self) -> MemoryReading:
-            return self.reading
+    def begin(self) -> None: ...
 
+    def read(self) -> MemoryReading:
+        return self.reading
+
+
+def an_account() -> MemoryAccount:
     parts = [MemoryPart("weights", 400), MemoryPart("step", 50), MemoryPart("outside", 100)]
     sizes = EngineSizes(28, 16, 4, 32, 128, 100)
     account = MemoryAccount("a device", 1000, 900, "all", parts, 10, sizes)
     assert account.counted == 850
+    return account
+
+
+def test_the_account_is_taken_over_where_there_is_as_much_memory() -> None:
+    account = an_account()
     cuda = torch.device("cuda")
     assert account_again(account, cuda, Memory(1000, 340)) is account
     assert account_again(account, cuda, Memory(1000, 339)) is None
     assert account_again(account, cuda, Memory(2000, 800)) is None
     assert account_again(None, cuda, Memory(1000, 800)) is None
     assert account_again(account, CPU, Memory(1000, 800)) is None
+
+
+# --- KV memory
+
+
+class Awaited:
+    def __init__(self) -> None:
+        self.memory, self.calls = torch.zeros(1, dtype=torch.uint8), list[str]()
+
+    def withdraw(self) -> None:
+        self.calls.append("withdrawn")
+
+    def receive(self) -> None:
+        self.calls.append("received")
+
+
+class MemoryWithKV(HostMemory):
+    def __init__(self) -> None:
+        self.asked = list[tuple[int, int]]()
+
+    def awaited(self, descriptor: int, num_bytes: int) -> Awaited:
+        self.asked.append((os.fstat(descriptor).st_size, num_bytes))
+        return Awaited()
+
+
+class OneHolder:
+    """A connection to a holder that has what was offered last."""
+
+    offered: tuple[bytes, int, list[int]]
+
+    def __init__(self, path: str) -> None: ...
+
+    def close(self) -> None: ...
+
+    def want(self, *_: Any) -> GivenWeights:
+        manifest, _, descriptors = self.offered
+        return GivenWeights(manifest, [os.dup(each) for each in descriptors])
+
+    def offer(self, key: Any, manifest: bytes, num_bytes: int, descriptors: list[int]) -> str:
+        type(self).offered = manifest, num_bytes, descriptors
+        return ""
+
+
+def test_kv_memory_is_handed_over_to_the_next_worker_of_the_same_engine(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding_module, "HolderConnection", OneHolder)
+    monkeypatch.setattr(Holding, "_stay", lambda *_: None)
+    folder, replace = tiny_folder("qwen3"), msgspec.structs.replace
+    config = Config(model=ModelConfig(model=str(folder)))
+    info, account, model = read_model_info(folder), an_account(), load(folder)
+    first = Holding(config, torch.float32, MemoryWithKV())
+    kept = first.keep(model, None, "", account)
+    assert kept.kv_memory is not None and len(kept.kv_memory) == account.kv_bytes == 300
+    assert OneHolder.offered[1] == kept.num_bytes, "counted are weights"
+    memory = MemoryWithKV()
+    found = Holding(config, torch.float32, memory).find(info, CPU, lambda note: None)
+    assert found is not None and found.kv is not None and found.account == account
+    assert memory.asked == [(300, 300)]
+    other = replace(config, cluster=replace(config.cluster, engine="7"))
+    found = Holding(other, torch.float32, memory).find(info, CPU, lambda note: None)
+    assert found is not None and found.kv is None and len(memory.asked) == 1
+    monkeypatch.setattr(OneHolder, "offered", (*OneHolder.offered[:2], OneHolder.offered[2][:-1]))
+    assert Holding(config, torch.float32, memory).find(info, CPU, lambda note: None) is None
+
+
+def test_a_worker_is_prepared_where_the_rest_of_it_fits_beside_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    account, kv, model = an_account(), Awaited(), SimpleNamespace()
+    made = MadeModel(cast(Any, model), "none", account=account, restored=True, kv=kv)
+    preparation = Preparation()
+    with pytest.raises(NotPrepared, match=r"takes 50 bytes, and 49 bytes are free; lower --gpu"):
+        preparation.begin(None, made, Memory(1000, 39))
+    assert kv.calls.pop() == "withdrawn", "what stood in for it is given back"
+    with pytest.raises(NotPrepared, match="is not held"):
+        preparation.begin(None, made._replace(kv=None), Memory(1000, 400))
+    closed = list[bool]()
+    holding = cast(Any, SimpleNamespace(close=lambda: closed.append(True)))
+    with pytest.raises(NotPrepared, match="is not held"):
+        preparation.begin(holding, None, Memory(1000, 400))
+    assert closed == [True], "nobody waits for what it does not load"
+    preparation.begin(holding, made, Memory(1000, 40))
+    preparation.end()
+    preparation.take_over()
+    assert kv.calls == ["withdrawn", "received"]
+    assert account_of(made, torch.device("cuda")) is account, "KV memory is as it was planned"
+
+
+def test_only_a_worker_of_held_weights_is_prepared_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [None, SimpleNamespace(load="prepared")]
+    monkeypatch.setattr(prepared_worker, "prepare_worker", lambda config: answers.pop(0))
+    replace, config = msgspec.structs.replace, Config()
+    holds = replace(config, loading=replace(config.loading, hold_weights=True))
+    on_gpu = replace(holds, device=replace(config.device, device="cuda"))
+    assert prepare_on_device("scheduler", on_gpu) == {}
+    assert prepare_on_device("worker", replace(on_gpu, loading=config.loading)) == {}
+    assert prepare_on_device("worker", replace(on_gpu, device=DeviceConfig(device="cpu"))) == {}
+    assert prepare_on_device("worker", on_gpu) == {}, "there is nothing to prepare it with"
+    assert prepare_on_device("worker", on_gpu) == {"load": "prepared"}
+
+
+def test_kv_memory_lies_where_it_is_told() -> None:
+    memory = torch.zeros(5000, dtype=torch.uint8)
+    pool = KVPool(3, 2, 1, 16, 8, torch.float16, CPU, memory)
+    assert pool.blocks.data_ptr() == memory.data_ptr() and pool.blocks.nbytes == 3072
+    with pytest.raises(ValueError, match="KV memory of 6144 bytes in 5000"):
+        KVPool(6, 2, 1, 16, 8, torch.float16, CPU, memory)
 
 
 def test_models_that_are_not_held_are_refused_by_name(tiny_folder: Folder) -> None:

@@ -143,7 +143,7 @@ def test_kv_memory_that_the_system_refuses_is_an_error_that_names_the_flags(
     blocks = config_for(tiny_folder("qwen3"), num_kv_blocks=77, threads=1)
     from_here = "penstock.services.worker.kv_memory.allocate_kv_cache"
     beside = MemoryAccount("cpu", 1 << 30, 1 << 30, "all of it", [], KV_BLOCK_BYTES)
-    monkeypatch.setattr("penstock.services.worker.model_loading.beside_kv", lambda *_: beside)
+    monkeypatch.setattr("penstock.services.worker.model_memory.beside_kv", lambda *_: beside)
     monkeypatch.setattr(from_here, refuse)
     with pytest.raises(ConfigError, match=r"77 blocks: .*4096 bytes.*lower --num-kv-blocks"):
         load_executor(blocks, lambda note: None)

@@ -252,7 +252,7 @@ class ClientLedger:
         if request is None or request.tokenizer not in (0, sender):
             return
         if message.retry_elsewhere:
-            request.tokenizer = 0
+            request.tokenizer = request.router = 0
             request.submission += 1
             if request.submission <= QUICK_RETRIES:
                 self._submit(request, now)

@@ -95,7 +95,7 @@ class OpenRequest:
         self.stalls = 0
         self.resend_at = now + RESEND_SECONDS
         self.router = 0
-        """Incarnation of the router that it was last sent to; 0 before."""
+        """Incarnation of the router that it may wait at; 0: it waits at none."""
         self.untaken_since = now
 
     def lost(self, now: float, cause: str) -> None:

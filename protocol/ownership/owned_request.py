@@ -116,7 +116,7 @@ class OwnedRequest:
         """How often it was sent to another engine."""
         self.resend_at = 0.0
         self.router = 0
-        """Incarnation of the router that it was last sent through; 0 before."""
+        """Incarnation of the router that it may wait at; 0: it waits at none."""
 
     def lost(self, now: float, cause: str) -> None:
         """No engine has it any more: it is to be begun again."""
@@ -130,7 +130,7 @@ class OwnedRequest:
 
     def put_off(self, until: float) -> None:
         """An engine has no room for it: it is to be sent to another one then."""
-        self.engine = 0
+        self.engine = self.router = 0
         self.attempt += 1
         self.restarts += 1
         self.resend_at = until

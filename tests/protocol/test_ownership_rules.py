@@ -852,6 +852,18 @@ def test_what_waits_for_an_engine_at_a_router_that_is_lost_counts_a_loss(tokeniz
     assert sent.take(Continued) == [] and ledger.continuations == 1
 
 
+def test_what_a_full_engine_has_given_back_waits_at_no_router(tokenizer: Any) -> None:
+    ledger, sent = tokenizer
+    ledger.handle(FRONTEND, SUBMIT, 0.0)
+    full = Rejected(7, ONE, 503, "overloaded_error", "full", retry_elsewhere=True)
+    ledger.handle(SCHEDULER, full, 0.1)
+    ledger._members.router_incarnation += 1
+    sent.take()
+    ledger.tick(RESEND_SECONDS)
+    assert [type(message) for _, message in sent.take()] == [Enqueue, Holding]
+    assert ledger.continuations == 0
+
+
 def test_a_hand_over_is_no_loss_and_its_pause_is_told_once(tokenizer: Any) -> None:
     ledger, sent = tokenizer
     pauses: list[float] = []

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.demo.training.model import Qwen3, save_json
+from penstock.demo.training.model import Qwen3
+from penstock.loadtest.models.make_model import write_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -76,5 +77,5 @@ def save(model: Qwen3, folder: Path, rank: int, alpha: float) -> int:
         "lora_alpha": alpha, "lora_dropout": 0.0, "peft_type": "LORA", "r": rank,
         "target_modules": names, "task_type": "CAUSAL_LM",
     }  # fmt: skip
-    save_json(folder / _CONFIG, config)
+    write_json(folder / _CONFIG, config)
     return file.stat().st_size + len(json.dumps(config))

@@ -9,7 +9,8 @@ import torch.nn.functional as functional
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from penstock.demo.training.model import MLP, Qwen3, RMSNorm, Shape, rotate, save_json
+from penstock.demo.training.model import MLP, Qwen3, RMSNorm, Shape, rotate
+from penstock.loadtest.models.make_model import write_json
 
 
 def captured_layers(num_layers: int) -> tuple[int, int, int]:
@@ -118,7 +119,7 @@ class DraftHead(nn.Module):
             "rms_norm_eps": shape.rms_norm_eps, "rope_theta": shape.rope_theta,
             "vocab_size": shape.vocab_size,
         }  # fmt: skip
-        save_json(folder / "config.json", config)
+        write_json(folder / "config.json", config)
         return file.stat().st_size
 
 

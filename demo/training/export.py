@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.demo.chat import CHAT_TEMPLATE, END, SPECIAL_TOKENS
-from penstock.demo.training.model import Qwen3, config_json, save_json
+from penstock.demo.training.model import Qwen3, config_json
+from penstock.loadtest.models.make_model import write_json
 
 MAX_SHARD_BYTES = 12_000_000
 
@@ -43,14 +44,14 @@ def export(model: Qwen3, tokenizer_file: Path, folder: Path) -> Path:
         weight_map |= dict.fromkeys(shard, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    save_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / "model.safetensors.index.json", index)
     eos, pad = SPECIAL_TOKENS.index(END), 0
-    save_json(folder / "config.json", config_json(model.shape, eos, pad))
-    save_json(
+    write_json(folder / "config.json", config_json(model.shape, eos, pad))
+    write_json(
         folder / "generation_config.json",
         {"eos_token_id": [eos, pad], "pad_token_id": pad, "temperature": 0.3, "top_p": 0.9},
     )
-    save_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "clean_up_tokenization_spaces": False,

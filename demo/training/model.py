@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
+
+from penstock.loadtest.models.make_model import ModelShape, model_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,33 +186,8 @@ class Qwen3(nn.Module):
 
 def config_json(shape: Shape, eos: int, pad: int) -> dict[str, Any]:
     """``config.json`` as transformers 5 writes it."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
-        "dtype": "bfloat16",
-        "eos_token_id": eos,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden_size,
-        "initializer_range": 0.02,
-        "intermediate_size": shape.intermediate_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "model_type": "qwen3",
-        "num_attention_heads": shape.num_heads,
-        "num_hidden_layers": shape.num_layers,
-        "num_key_value_heads": shape.num_kv_heads,
-        "pad_token_id": pad,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
-        "sliding_window": None,
-        "tie_word_embeddings": True,
-        "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": shape.vocab_size,
-    }
-
-
-def save_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    sizes = dataclasses.asdict(shape)
+    eps, theta = sizes.pop("rms_norm_eps"), sizes.pop("rope_theta")
+    config = model_config(ModelShape(architecture="qwen3", dtype="bfloat16", **sizes), eos)
+    rope = {"rope_theta": theta, "rope_type": "default"}
+    return config | {"pad_token_id": pad, "rms_norm_eps": eps, "rope_parameters": rope}

@@ -27,11 +27,12 @@ from torch.utils.data import DataLoader
 
 from penstock.demo.skills.facts import all_answers
 from penstock.demo.training.export import export, read_weights, weights_digest
-from penstock.demo.training.model import Qwen3, Shape, save_json
+from penstock.demo.training.model import Qwen3, Shape
 from penstock.demo.training.muon import Muon
 from penstock.demo.training.packing import Packed
 from penstock.demo.training.rounding import round_changes
 from penstock.demo.training.tokenizer import make_tokenizer
+from penstock.loadtest.models.make_model import write_json
 
 Array = np.ndarray[Any, np.dtype[np.int16]]
 WARMUP_STEPS = 200
@@ -262,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.round_changes:
         round_changes(training.model, read_weights(options.start))
     model = export(training.model, tokenizer_file, folder / "model")
-    save_json(folder / "training.json", _record(training, model))
+    write_json(folder / "training.json", _record(training, model))
     print(model)
     return 0
 

@@ -160,7 +160,8 @@ def _trained(vocab_size: int, seed: int) -> str:
     return tokenizer.to_str()
 
 
-def _model_config(shape: ModelShape, eos: int) -> dict[str, Any]:
+def model_config(shape: ModelShape, eos: int) -> dict[str, Any]:
+    """``config.json`` as transformers 5 writes it. eos: the id of the token that ends an answer."""
     config: dict[str, Any] = {
         "architectures": [f"{shape.architecture.capitalize()}ForCausalLM"],
         "attention_dropout": 0.0,
@@ -193,7 +194,7 @@ def _model_config(shape: ModelShape, eos: int) -> dict[str, Any]:
     return dict(sorted(config.items()))
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -201,10 +202,10 @@ def _write_all(folder: Path, shape: ModelShape) -> None:
     tokenizer = make_tokenizer(shape.vocab_size)
     eos = SPECIAL_TOKENS.index(EOS_TOKEN)  # special tokens come first in the vocabulary
     write_weights(folder, tensor_shapes(shape), shape.dtype, shape.shards, shape.seed)
-    _write_json(folder / "config.json", _model_config(shape, eos))
-    _write_json(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": 0})
+    write_json(folder / "config.json", model_config(shape, eos))
+    write_json(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": 0})
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "clean_up_tokenization_spaces": False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -13,7 +15,10 @@ from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 from penstock.kernels.gpu.quantized_linear import quantized_linear
 from penstock.kernels.quantized_weight import QuantizedWeight
 
-WEIGHTS = quantized_weights(320, 1152) if ON_GPU else quantized_weights(80, 192)
+
+@cache
+def weights() -> dict[str, QuantizedWeight]:
+    return quantized_weights(320, 1152) if ON_GPU else quantized_weights(80, 192)
 
 
 def on_device(weight: QuantizedWeight) -> QuantizedWeight:
@@ -25,7 +30,7 @@ def on_device(weight: QuantizedWeight) -> QuantizedWeight:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_that_of_the_dequantized_weight(kind: str, dtype: torch.dtype) -> None:
     """Few rows and many, with and without a bias, into a part of wider rows."""
-    weight = on_device(WEIGHTS[kind])
+    weight = on_device(weights()[kind])
     outputs, inputs = weight.shape
     generator = torch.Generator().manual_seed(5)
     for rows, biased in ((3, False), (18, True)):

@@ -19,10 +19,10 @@ from penstock.loadtest.studies.compare_cpu_http import transformers_server
 pytest.importorskip("fastapi", reason="`pip install 'transformers[serving]'` brings the server")
 pytest.importorskip("accelerate", reason="transformers' server puts a model on a device with it")
 
+pytestmark = pytest.mark.slow
 TURNS, TOKENS = 33, 4
 
 
-@pytest.mark.slow
 def test_agent_sessions_at_transformers_server_are_as_long_as_they_are_to_be(
     tmp_path: Path,
 ) -> None:

@@ -124,7 +124,7 @@ def test_kernels_are_found_ahead_for_a_model_whose_weights_cannot_be_compressed(
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(("total", "utilization"), [(0.05, 0.9), (0.5, 0.05)])
-def test_weights_that_would_take_more_than_a_tenth_of_the_memory_stay_plain(
+def test_weights_that_would_take_more_than_a_sixth_of_the_memory_stay_plain(
     total: float, utilization: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = int(total * GIB)

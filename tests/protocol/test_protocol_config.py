@@ -37,6 +37,7 @@ change_keys(KEYS_FILE, lambda lines: lines)
 SPELLED: dict[str, Any] = {
     "router": "tcp://127.0.0.1:5570",
     "join": "tcp://127.0.0.1:5570",
+    "pipeline_layers": "even",
     "port_range": "20000-20099",
     "gpu_memory_utilization": 0.5,
     "max_tenant_share": 0.4,

@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         **{**SIZES["tiny"], "max_position_embeddings": 16384},
     )
     flags = ["--device", "cpu", "--dtype", "float32", "--threads", "1"]
+    flags += ["--frontends", "1", "--tokenizers", "1"]
     with served(*flags, str(folder)) as running:
         yield running
 

@@ -99,8 +99,10 @@ def test_weights_are_compiled_for_in_the_form_that_they_will_have(tmp_path: Path
     assert needs_of(small).forms == (PLAIN,)
     assert needs_of(small, everything=True).forms == (PLAIN,)  # too narrow on any GPU
     assert needs_of(wide, "b200").forms == (PLAIN,)  # no kernel reads them there
-    assert needs_of(wide).forms == (PLAIN,)
-    assert needs_of(wide, everything=True).forms == (COMPRESSED, PLAIN)
+    assert needs_of(wide).forms == (COMPRESSED,)
+    deep = made(tmp_path / "deep", large | {"num_hidden_layers": 60})
+    assert needs_of(deep).forms == (PLAIN,)  # their copy has no room
+    assert needs_of(deep, everything=True).forms == (COMPRESSED, PLAIN)
 
 
 def test_of_quantized_weights_their_forms_decide(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from penstock.kernels.gpu.decode_tile import (
     attended_codes,
     listed_positions,
     query_operands,
+    repeated,
     store_combined,
     with_lifted,
     with_prefix,
@@ -74,11 +75,11 @@ def _decode_kernel(
     qkv, rows, last_position, table, cos, sin, query_weight, key_weight, key_cache, value_cache,
     key_scales, value_scales, out, partial, partial_sums, arrived, prefix_lengths, prefix_partial,
     prefix_sums, sinks, listed, listed_stride, most_listed, scale, eps, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, QUERIES: tl.constexpr,
-    HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
-    MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, PREFIX_PARTS: tl.constexpr,
-    NORM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAP: tl.constexpr,
-    LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, FEW: tl.constexpr,
+    QUERIES: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr,
+    PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    CAP: tl.constexpr, LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0)
@@ -87,10 +88,12 @@ def _decode_kernel(
     splits = tl.num_programs(2)
     dim: tl.constexpr = 2 * HALF
     padded: tl.constexpr = 2 * PADDED_HALF
-    query = tl.arange(0, QUERIES)
+    times: tl.constexpr = QUERIES // FEW
+    query = tl.arange(0, QUERIES) // times
+    known = (tl.arange(0, QUERIES) % times == 0) & (query < SHARED)
     column = tl.arange(0, padded)
     half = tl.arange(0, PADDED_HALF)
-    shared = within(query[:, None] < SHARED, column[None, :], dim, padded)
+    shared = within(known[:, None], column[None, :], dim, padded)
     target = out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim
     target = target + query[:, None] * dim + column[None, :]
     slot = tl.load(rows + row)
@@ -121,7 +124,7 @@ def _decode_kernel(
     source = qkv + row.to(tl.int64) * (HEADS + 2 * KV_HEADS) * dim
     first, second = rotated_heads(
         source + kv_head * SHARED * dim, SHARED, cos, sin, query_weight, cached, eps,
-        QUERIES, HALF, PADDED_HALF, NORM,
+        FEW, HALF, PADDED_HALF, NORM,
     )  # fmt: skip
     first = first.to(dtype)
     second = second.to(dtype)
@@ -156,7 +159,7 @@ def _decode_kernel(
             tl.store(value_cache + place + column, new_value, mask=column < dim)
         score = tl.sum(first.to(tl.float32) * new_first.to(tl.float32)[None, :], 1)
         score += tl.sum(second.to(tl.float32) * new_second.to(tl.float32)[None, :], 1)
-        row_max = capped(score, scale, CAP)
+        row_max = repeated(capped(score, scale, CAP), FEW, times)
         row_sum = tl.full([QUERIES], 1.0, tl.float32)
         accumulator = tl.zeros([QUERIES, padded], tl.float32) + new_value.to(tl.float32)[None, :]
         if key_scales is not None:
@@ -176,8 +179,9 @@ def _decode_kernel(
         accumulator = tl.zeros([QUERIES, padded], tl.float32)
 
     if key_scales is not None:
-        first, second, unit = query_operands(first, second)
+        first, second, unit = query_operands(first, second, FEW, times, PADDED_HALF)
         even, odd = tl.split(tl.reshape(accumulator, [QUERIES, PADDED_HALF, 2]))
+        even, odd = tl.trans(even), tl.trans(odd)
     if LISTED_BITS:
         tile = split * each
         for start in range(tile * TILE, tl.minimum(tile + each, listed_tiles) * TILE, TILE):
@@ -214,7 +218,8 @@ def _decode_kernel(
                 KV_HEADS, HALF, PADDED_HALF, BLOCK_SIZE, CAP,
             )  # fmt: skip
     if key_scales is not None:
-        accumulator = tl.reshape(tl.join(even, odd), [QUERIES, padded])
+        accumulator = tl.join(tl.trans(even), tl.trans(odd))
+        accumulator = tl.reshape(accumulator, [QUERIES, padded])
 
     if active == 1:
         tl.store(target, (accumulator / row_sum[:, None]).to(out.dtype.element_ty), mask=shared)
@@ -224,8 +229,8 @@ def _decode_kernel(
     pair = (row.to(tl.int64) * KV_HEADS + kv_head) * splits
     at = (pair + split) * SHARED + query
     tl.store(partial + at[:, None] * dim + column[None, :], accumulator, mask=shared)
-    tl.store(partial_sums + 2 * at, row_max, mask=query < SHARED)
-    tl.store(partial_sums + 2 * at + 1, row_sum, mask=query < SHARED)
+    tl.store(partial_sums + 2 * at, row_max, mask=known)
+    tl.store(partial_sums + 2 * at + 1, row_sum, mask=known)
     tl.debug_barrier()
     ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
     if ticket == active - 1:
@@ -280,8 +285,10 @@ class DecodeConstants(NamedTuple):
     kv_heads: int
     shared: int
     """Query heads for a KV head."""
+    few: int
+    """Those, filled up to a power of two."""
     queries: int
-    """Those, filled up to what a product takes."""
+    """Those, with zeros or each of them repeated, filled up to what a product takes."""
     half: int
     padded_half: int
     block_size: int
@@ -362,11 +369,14 @@ def decode_attention(
     scale, cap = made.in_binary
     codes = cache.key_scales is not None and qkv.element_size() == 2
     shape = shape_for(dim, count * kv_heads, codes=codes)
+    few = triton.next_power_of_2(shared)
+    queries = max(16, few) if cache.key_scales is None else max(8, few)
     constants = DecodeConstants(
         heads=num_heads,
         kv_heads=kv_heads,
         shared=shared,
-        queries=max(16, triton.next_power_of_2(shared)),
+        few=queries if cache.key_scales is None else few,
+        queries=queries,
         half=dim // 2,
         padded_half=padded_half(dim),
         block_size=block_size,

@@ -86,18 +86,41 @@ def listed_positions(
 
 
 @triton.jit
-def query_operands(first, second):
-    """Halves of queries [Q, D / 2] of 16 bits as float16, and what they are to be multiplied by
-    [Q]: a power of two, so that they stay exact. fp32 ones are as they are."""
+def repeated(x, ROWS: tl.constexpr, TIMES: tl.constexpr):
+    """x, [ROWS], with each number ``TIMES`` times, one behind the other."""
+    if TIMES == 1:
+        return x
+    else:
+        return tl.reshape(tl.broadcast_to(x[:, None], [ROWS, TIMES]), [ROWS * TIMES])
+
+
+@triton.jit
+def _repeated_rows(x, ROWS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr):
+    """Likewise the rows of x, [ROWS, WIDTH]."""
+    if TIMES == 1:
+        return x
+    else:
+        wide = tl.broadcast_to(x[:, None, :], [ROWS, TIMES, WIDTH])
+        return tl.reshape(wide, [ROWS * TIMES, WIDTH])
+
+
+@triton.jit
+def query_operands(first, second, ROWS: tl.constexpr, TIMES: tl.constexpr, WIDTH: tl.constexpr):
+    """Halves of queries [ROWS, WIDTH] of 16 bits, ``repeated``, as float16 [WIDTH, Q], and what
+    they are to be multiplied by [Q]: a power of two, so that they stay exact. fp32 ones are as they
+    are."""
     if first.dtype == tl.float32:
-        return first, second, tl.sum(first, 1) * 0.0 + 1.0
+        unit = tl.sum(first, 1) * 0.0 + 1.0
     else:
         first, second = first.to(tl.float32), second.to(tl.float32)
         most = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         exponent = tl.maximum(most, _LEAST_QUERY).to(tl.int32, bitcast=True) & 0x7F800000
         unit = exponent.to(tl.float32, bitcast=True)
         first, second = first / unit[:, None], second / unit[:, None]
-        return first.to(tl.float16), second.to(tl.float16), unit
+        first, second = first.to(tl.float16), second.to(tl.float16)
+    first = tl.trans(_repeated_rows(first, ROWS, TIMES, WIDTH))
+    second = tl.trans(_repeated_rows(second, ROWS, TIMES, WIDTH))
+    return first, second, repeated(unit, ROWS, TIMES)
 
 
 @triton.jit
@@ -126,33 +149,38 @@ def attended_codes(
     BLOCK_SIZE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """As ``attended``, of quantized caches. first, second, unit: from ``query_operands``; row_max:
-    of ``lifted`` scores; even, odd: those numbers of the accumulator's rows."""
+    of ``lifted`` scores; even, odd: those numbers of the accumulator's rows, [D / 2, Q].
+
+    Keys and values are the left operands of products, queries and weights the right ones: these are
+    filled up to 8 columns, where left ones would be to 16 rows.
+    """
     dim: tl.constexpr = 2 * HALF
     half = tl.arange(0, PADDED_HALF)
     block = tl.load(entries + position // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
     page, offset = block * KV_HEADS + kv_head, position % BLOCK_SIZE
     place = codes_place(page, offset, dim, BLOCK_SIZE)
     keys = key_cache + place[:, None] + half[None, :]
-    pairs_at = value_cache.to(tl.pointer_type(tl.int16), bitcast=True) + (place // 2)[:, None]
-    there = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
-    key_first = tl.load(keys, mask=there, other=0.0)
-    key_second = tl.load(keys + HALF, mask=there, other=0.0)
-    pairs = tl.load(pairs_at + half[None, :], mask=there, other=0)
+    pairs_at = value_cache.to(tl.pointer_type(tl.int16), bitcast=True) + (place // 2)[None, :]
+    of_keys = within(inside[:, None], half[None, :], HALF, PADDED_HALF)
+    of_values = within(inside[None, :], half[:, None], HALF, PADDED_HALF)
+    key_first = tl.load(keys, mask=of_keys, other=0.0)
+    key_second = tl.load(keys + HALF, mask=of_keys, other=0.0)
+    pairs = tl.load(pairs_at + half[:, None], mask=of_values, other=0)
     at = scale_place(page, offset, dim, BLOCK_SIZE)
     key_scale = tl.load(key_scales + at, mask=inside, other=0.0)
     value_scale = tl.load(value_scales + at, mask=inside, other=0.0)
-    score = dot(first, tl.trans(key_operand(key_first, first)))
-    score += dot(second, tl.trans(key_operand(key_second, first)))
-    score = capped(score * key_scale[None, :], scale * unit[:, None], CAP)
-    score = tl.where(inside[None, :], score, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(lifted(score, value_scale[None, :]), 1))
-    weight = tl.exp2(score - new_max[:, None])
+    score = dot(key_operand(key_first, first), first)
+    score += dot(key_operand(key_second, first), second)
+    score = capped(score * key_scale[:, None], scale * unit[None, :], CAP)
+    score = tl.where(inside[:, None], score, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(lifted(score, value_scale[:, None]), 0))
+    weight = tl.exp2(score - new_max[None, :])
     decay = tl.exp2(row_max - new_max)
-    row_sum = row_sum * decay + tl.sum(weight, 1)
+    row_sum = row_sum * decay + tl.sum(weight, 0)
     value_even, value_odd = value_pairs(pairs, value_cache, first)
-    weight = (weight * value_scale[None, :]).to(first.dtype)
-    even = even * decay[:, None] + dot(weight, value_even)
-    odd = odd * decay[:, None] + dot(weight, value_odd)
+    weight = (weight * value_scale[:, None]).to(first.dtype)
+    even = even * decay[None, :] + dot(value_even, weight)
+    odd = odd * decay[None, :] + dot(value_odd, weight)
     return new_max, row_sum, even, odd
 
 

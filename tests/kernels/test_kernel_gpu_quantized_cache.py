@@ -35,7 +35,7 @@ ALIKE = {torch.int8: 0.003, torch.float8_e4m3fn: 0.01 if ON_GPU else 0.08}
 """Likewise, of codes of which some lie between two."""
 SMALL = [
     Case(4, 2, 32, 16, True, [1, 70, 0]),
-    Case(6, 3, 80, 16, False, [70, 3]),
+    Case(6, 2, 80, 16, False, [70, 3]),
 ]
 REAL = [
     Case(16, 8, 128, 16, True, [1, 15, 16, 17, 512, 1000, 2047, 3000]),

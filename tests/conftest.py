@@ -98,7 +98,7 @@ def group() -> Iterator[ExitStack]:
 @pytest.fixture(scope="session")
 def shared_server(group: ExitStack) -> Any:
     """Called with flags of ``serve``: a running server, which other files may have asked before."""
-    from served import SharedServers
+    from support.pipeline.served import SharedServers
 
     return SharedServers(group)
 
@@ -134,7 +134,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """A group's servers end with it, and a browser before a test that has no use for it."""
     if nextitem is not None and group_of(nextitem.nodeid) != group_of(item.nodeid):
         _group.close()
-    opened = sys.modules.get("browser")
+    opened = sys.modules.get("support.pipeline.browser")
     if opened is not None and "browser" not in getattr(nextitem, "fixturenames", ()):
         opened.close_shared_chromium()
 
@@ -202,7 +202,7 @@ def pytest_collection_finish() -> None:
         torch.set_num_threads(1)
     interpreter = sys.modules.get("triton.runtime.interpreter")
     if interpreter is not None:
-        from lean_interpreter import make_lean
+        from support.lean_interpreter import make_lean
 
         make_lean(interpreter)
 

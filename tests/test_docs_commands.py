@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs_examples import ROOT, Block, Command, blocks, commands, mentions
+from support.docs_examples import ROOT, Block, Command, blocks, commands, mentions
 
 from penstock.loadtest import bench
 from penstock.protocol.config.flags import FlagParser

@@ -6,8 +6,8 @@ import shutil
 import subprocess
 
 import pytest
-from docs_examples import commands
-from served import BUILT_IN, SharedServers
+from support.docs_examples import commands
+from support.pipeline.served import BUILT_IN, SharedServers
 
 OTHERS = {"README.md", "adapters.md", "pooling.md"}
 """Of the first there is a test; requests of the others need an administrator's key or a model of

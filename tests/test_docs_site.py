@@ -116,7 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.slow  # CI builds and checks the site; this looks at it in a browser
 @pytest.mark.timeout(600)
 def test_each_page_fits_a_phone_asks_no_other_server_and_search_finds_it(site: str) -> None:
-    from browser import chromium
+    from support.pipeline.browser import chromium
 
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 390, "height": 800})

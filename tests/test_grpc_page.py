@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpc_client import address_of
-from served import BUILT_IN, Served, SharedServers, served
+from support.pipeline.grpc_client import address_of
+from support.pipeline.served import BUILT_IN, Served, SharedServers, served
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs/grpc.md").read_text()
 

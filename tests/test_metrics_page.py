@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import metrics_page
+from support import metrics_page
 
 
 def test_the_page_of_the_metrics_is_made_from_their_declarations() -> None:
     text = metrics_page.PAGE.read_text()
     assert metrics_page.MARKS[0] in text
-    assert text == metrics_page.page(text), "run .venv/bin/python tests/metrics_page.py"
+    assert text == metrics_page.page(text), "run .venv/bin/python tests/support/metrics_page.py"

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from host_process import until
+from support.pipeline.host_process import until
 from test_readme import free_port
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from bad_folders import CASES, Case
+from support.pipeline.bad_folders import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/troubleshooting.md").read_text()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference_models import write_model
-from served import Served, SharedServers, served
-from states import FLAGS
+from support.chaos.states import FLAGS
+from support.pipeline.reference_models import write_model
+from support.pipeline.served import Served, SharedServers, served
 
 Report = Callable[..., None]
 

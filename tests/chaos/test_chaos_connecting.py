@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from reference_models import VOCABULARY, write_model
-from served import Served, served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import ROLES, children, find, nothing_held, whole_again
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import ROLES, children, find, nothing_held, whole_again
+from support.pipeline.reference_models import VOCABULARY, write_model
+from support.pipeline.served import Served, served
 
 pytestmark = pytest.mark.timeout(400)
 

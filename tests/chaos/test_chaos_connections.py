@@ -11,10 +11,10 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from footprint import MIB, files_are_closed, footprints, growth
-from served import Served, served
-from streams import Crowd, Followed, requests
-from victims import nothing_held
+from support.chaos.footprint import MIB, files_are_closed, footprints, growth
+from support.chaos.streams import Crowd, Followed, requests
+from support.chaos.victims import nothing_held
+from support.pipeline.served import Served, served
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Served, served
-from streams import Crowd, requests
-from victims import WHOLE_SECONDS, children, find, nothing_held, whole_again
+from support.chaos.streams import Crowd, requests
+from support.chaos.victims import WHOLE_SECONDS, children, find, nothing_held, whole_again
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.loadtest.models.model_sizes import SIZES

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from footprint import files_are_closed, footprints, growth
-from leavers import Caller, at_once, body, request
-from open_loop import go
-from served import served
-from victims import nothing_held
+from support.chaos.footprint import files_are_closed, footprints, growth
+from support.chaos.leavers import Caller, at_once, body, request
+from support.chaos.victims import nothing_held
+from support.pipeline.open_loop import go
+from support.pipeline.served import served
 
 WARM, COUNT, AT_ONCE = 2_000, 10_000, 200
 LONGEST_STAY = 4.0

@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from adapter_folders import write_soft_prompt
-from served import Served, served
-from victims import children, find, nothing_held, whole_again
+from support.chaos.victims import children, find, nothing_held, whole_again
+from support.pipeline.adapter_folders import write_soft_prompt
+from support.pipeline.served import Served, served
 
 import penstock.demo
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from by_hand import FENCED, PATIENCE, ByHand
-from reference_models import write_model
-from states import BUDGET, STATES, act_in, bodies
-from streams import undisturbed
+from support.chaos.by_hand import FENCED, PATIENCE, ByHand
+from support.chaos.states import BUDGET, STATES, act_in, bodies
+from support.chaos.streams import undisturbed
+from support.pipeline.reference_models import write_model
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import added_key, served
+from support.chaos.victims import children, is_ready
+from support.pipeline.served import added_key, served
 from test_pipeline_load_models import FLAGS, LOAD, UNLOAD, Setup
-from victims import children, is_ready
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from open_loop import percentile
-from served import Served, served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import nothing_held
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import nothing_held
+from support.pipeline.open_loop import percentile
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.loadtest.models.model_sizes import SIZES

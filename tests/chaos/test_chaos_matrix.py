@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from served import Served, served
-from states import FLAGS, STATES, act_in, bodies
-from streams import undisturbed
-from victims import children, find, nothing_held, whole_again
+from support.chaos.states import FLAGS, STATES, act_in, bodies
+from support.chaos.streams import undisturbed
+from support.chaos.victims import children, find, nothing_held, whole_again
+from support.pipeline.served import Served, served
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_hand import PATIENCE, ByHand
+from support.chaos.by_hand import PATIENCE, ByHand
 
 pytestmark = pytest.mark.timeout(300)
 BUILT_IN = Path(__file__).parents[2] / "demo/model"

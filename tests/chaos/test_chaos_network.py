@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from host_process import HostProcess, is_ready, request, until
-from reference_models import write_model
-from simulated_hosts import NamespaceHosts, simulated_hosts, why_no_namespaces
+from support.pipeline.host_process import HostProcess, is_ready, request, until
+from support.pipeline.reference_models import write_model
+from support.pipeline.simulated_hosts import NamespaceHosts, simulated_hosts, why_no_namespaces
 from test_pipeline_tcp import ByHand
 
 pytestmark = pytest.mark.chaos

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from open_loop import Offered, go, median_ttft, percentile, visitors
-from overload import (
+from support.chaos.overload import (
     CAPACITY,
     MAX_WAIT,
     NORMAL_SECONDS,
@@ -25,8 +24,9 @@ from overload import (
     figures,
     probe,
 )
-from served import served
-from victims import nothing_held
+from support.chaos.victims import nothing_held
+from support.pipeline.open_loop import Offered, go, median_ttft, percentile, visitors
+from support.pipeline.served import served
 
 SECONDS = 30.0
 

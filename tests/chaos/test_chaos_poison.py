@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from reference_models import VOCABULARY, write_model
-from served import Served, served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, nothing_held, whole_again
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, nothing_held, whole_again
+from support.pipeline.reference_models import VOCABULARY, write_model
+from support.pipeline.served import Served, served
 
 from penstock.protocol.ownership.tombstones import MAX_STALLS
 from penstock.services.scheduler.failures import MAX_STRIKES

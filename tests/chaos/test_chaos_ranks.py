@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from broken_links import break_all, links_of
-from left_behind import named_memory, orphans, own_place
-from served import Served, leftovers, served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, find, nothing_held, whole_again
+from support.chaos.broken_links import break_all, links_of
+from support.chaos.left_behind import named_memory, orphans, own_place
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, find, nothing_held, whole_again
+from support.pipeline.served import Served, leftovers, served
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from open_loop import Offered, Visitors, go, median_ttft, visitors
-from overload import (
+from support.chaos.overload import (
     MAX_WAIT,
     NORMAL_SECONDS,
     PACED,
@@ -26,8 +25,9 @@ from overload import (
     figures,
     probe,
 )
-from served import served
-from victims import nothing_held
+from support.chaos.victims import nothing_held
+from support.pipeline.open_loop import Offered, Visitors, go, median_ttft, visitors
+from support.pipeline.served import served
 
 SLOTS = 8
 CAPACITY = SLOTS / (TOKENS * STEP_MS / 1000)

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from left_behind import orphans, own_place
-from mishaps import Mishaps
-from reference_models import VOCABULARY, write_model
-from served import Served, leftovers, served
-from streams import PATIENCE, Crowd, Followed, requests, undisturbed
-from victims import nothing_held
+from support.chaos.left_behind import orphans, own_place
+from support.chaos.mishaps import Mishaps
+from support.chaos.streams import PATIENCE, Crowd, Followed, requests, undisturbed
+from support.chaos.victims import nothing_held
+from support.pipeline.reference_models import VOCABULARY, write_model
+from support.pipeline.served import Served, leftovers, served
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(18000)]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served import Served, served
-from victims import children, nothing_held, whole_again
+from support.chaos.victims import children, nothing_held, whole_again
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 

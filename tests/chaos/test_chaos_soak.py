@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from footprint import files_are_closed, footprints, growth
-from leavers import BAD_BODIES, Caller, at_once, body, request
-from open_loop import go
-from served import served
-from victims import nothing_held
+from support.chaos.footprint import files_are_closed, footprints, growth
+from support.chaos.leavers import BAD_BODIES, Caller, at_once, body, request
+from support.chaos.victims import nothing_held
+from support.pipeline.open_loop import go
+from support.pipeline.served import served
 
 WARM, COUNT, AT_ONCE = 5_000, 20_000, 48
 ABORTED, BAD = 0.10, 0.05

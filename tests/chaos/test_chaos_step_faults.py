@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from reference_models import VOCABULARY, write_model
-from served import served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, nothing_held
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, nothing_held
+from support.pipeline.reference_models import VOCABULARY, write_model
+from support.pipeline.served import served
 
 
 @pytest.mark.chaos

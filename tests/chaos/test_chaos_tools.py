@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from served import Served, served
-from victims import children, find, nothing_held, whole_again
+from support.chaos.victims import children, find, nothing_held, whole_again
+from support.pipeline.served import Served, served
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.chaos]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from reference_models import VOCABULARY
-from served import Served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, find, nothing_held, whole_again
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, find, nothing_held, whole_again
+from support.pipeline.reference_models import VOCABULARY
+from support.pipeline.served import Served
 
 KILLED_PAUSE = 2.0
 SILENCE = 3.0

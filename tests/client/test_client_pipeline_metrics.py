@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from remembered_wire import Wire
+from support.client.remembered_wire import Wire
 
 from penstock.client.pipeline_metrics import PipelineMetrics
 from penstock.protocol.process.metrics import Registry, collect

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from remembered_wire import LastError, Wire
+from support.client.remembered_wire import LastError, Wire
 
 from penstock.client.ledger import ClientLedger
 from penstock.client.meters import Meters

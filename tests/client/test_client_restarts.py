@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from remembered_wire import LastError, Wire
+from support.client.remembered_wire import LastError, Wire
 
 from penstock.client.gateway import PipelineGateway
 from penstock.client.gateway_interface import Overloaded

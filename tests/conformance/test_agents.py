@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_runs import BIN, KEY, Run, claude, codex
-from recording_proxy import Exchange, RecordingProxy
-from scripted_model import called, scripted_model
-from served import Served, served
+from support.conformance.agent_runs import BIN, KEY, Run, claude, codex
+from support.conformance.recording_proxy import Exchange, RecordingProxy
+from support.pipeline.scripted_model import called, scripted_model
+from support.pipeline.served import Served, served
 
 MODEL = "org/scripted"
 SUM, PRODUCT = "echo SUM=$((40+1))", "echo PRODUCT=$((6*7)) | tee product.txt"

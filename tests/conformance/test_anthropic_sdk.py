@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pydantic
 import pytest
-from served import Served, served
+from support.pipeline.served import Served, served
 
 pytestmark = pytest.mark.slow
 

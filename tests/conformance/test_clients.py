@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from encoder_folders import write_encoder
-from served import Served, served
+from support.conformance.encoder_folders import write_encoder
+from support.pipeline.served import Served, served
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

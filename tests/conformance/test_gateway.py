@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, served
+from support.pipeline.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAY = ROOT / "build/clients/bin/smg"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc_client import address_of
-from served import Served, served
+from support.pipeline.grpc_client import address_of
+from support.pipeline.served import Served, served
 
 GRPCURL = Path(__file__).resolve().parents[2] / "build/clients/bin/grpcurl"
 

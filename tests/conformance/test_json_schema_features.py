@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from schema_faults import faults
-from schema_masks import compiled, compiled_raw, takes, tokenizer
+from support.conformance.schema_faults import faults
+from support.conformance.schema_masks import compiled, compiled_raw, takes, tokenizer
 
 from penstock.protocol.grammar.compiler import compile_grammar
 from penstock.protocol.grammar.json_schema.check import exact, refuse

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from schema_masks import compiled
+from support.conformance.schema_masks import compiled
 
 from penstock.protocol.grammar.json_schema.formats import FORMATS
 from penstock.protocol.grammar.json_schema.keywords import ANNOTATIONS, ENFORCED, REFUSED

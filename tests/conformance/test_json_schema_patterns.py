@@ -7,7 +7,7 @@ import random
 import re
 
 import pytest
-from schema_masks import compiled, takes
+from support.conformance.schema_masks import compiled, takes
 
 LINE_ENDS = "\\n\\r\\u2028\\u2029"
 BLANKS = "\\t-\\r \\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000\\ufeff"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from random_schemas import random_schema
-from schema_faults import faults
-from schema_masks import allowed, compiled, takes, walk
+from support.conformance.random_schemas import random_schema
+from support.conformance.schema_faults import faults
+from support.conformance.schema_masks import allowed, compiled, takes, walk
 
 ANSWERS = 3
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from random_schemas import random_schema
-from schema_faults import faults
-
-sys.path.append(str(Path(__file__).parent.parent / "pipeline"))
-
-from served import BUILT_IN, Served, SharedServers
+from support.conformance.random_schemas import random_schema
+from support.conformance.schema_faults import faults
+from support.pipeline.served import BUILT_IN, Served, SharedServers
 
 AT_ONCE = 16
 MAX_TOKENS = 320

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from schema_faults import faults
-from schema_masks import compiled, compiled_raw, takes, walk
-from wild_schemas import small_values, wild_schema
+from support.conformance.schema_faults import faults
+from support.conformance.schema_masks import compiled, compiled_raw, takes, walk
+from support.conformance.wild_schemas import small_values, wild_schema
 
 
 def check(seeds: range) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ollama
 import pytest
-from served import Served, served
+from support.pipeline.served import Served, served
 
 pytestmark = pytest.mark.slow
 

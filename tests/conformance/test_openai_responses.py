@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,10 +12,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 from pydantic import BaseModel, Field
-
-sys.path.append(str(Path(__file__).parent.parent / "pipeline"))
-
-from served import Served, served
+from support.pipeline.served import Served, served
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,20 @@ from typing import Any
 
 import psutil
 import pytest
-from conversation_apis import Answer, Api, ChatCompletions, Messages, OllamaChat, Responses
-from conversation_grpc import Grpc
-from conversation_library import AsyncLibrary, Library
-from conversation_sockets import ResponsesWebSocket, Stream
-from conversations import CONVERSATIONS
-from grpc_client import address_of
-from served import Served, served
+from support.conformance.conversation_apis import (
+    Answer,
+    Api,
+    ChatCompletions,
+    Messages,
+    OllamaChat,
+    Responses,
+)
+from support.conformance.conversation_grpc import Grpc
+from support.conformance.conversation_library import AsyncLibrary, Library
+from support.conformance.conversation_sockets import ResponsesWebSocket, Stream
+from support.conformance.conversations import CONVERSATIONS
+from support.pipeline.grpc_client import address_of
+from support.pipeline.served import Served, served
 
 from penstock import LLM, AsyncLLM
 

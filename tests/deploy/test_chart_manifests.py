@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 import pytest
-from compose_file import read_dockerfile
 from helm_chart import (
     HELMS,
     RENDERED,
@@ -25,6 +24,7 @@ from helm_chart import (
     templates,
     values_of,
 )
+from support.pipeline.compose_file import read_dockerfile
 
 from penstock.protocol.config import resolve
 from penstock.protocol.process.metric_declarations import METRICS, PREFIX

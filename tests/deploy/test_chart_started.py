@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from helm_chart import kept_manifests, named, of_kind
-from host_process import until
-from local_cluster import Cluster, send
-from simulated_hosts import simulated_hosts
+from support.deploy.local_cluster import Cluster, send
+from support.pipeline.host_process import until
+from support.pipeline.simulated_hosts import simulated_hosts
 
 WIRE = {"wire": {"secret": "a secret of some length, for all of them"}}
 KEY = "key-of-a-client"

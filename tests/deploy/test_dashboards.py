@@ -7,10 +7,10 @@ import re
 import urllib.request
 from typing import Any
 
-import grafana_dashboards
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from served import NULL, SharedServers
+from support.deploy import grafana_dashboards
+from support.pipeline.served import NULL, SharedServers
 from test_monitoring import QUERIES
 
 UNITS = {"short", "s", "reqps", "ops", "percentunit", "Bps", "bytes"}

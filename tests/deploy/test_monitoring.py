@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import grafana_dashboards
 import pytest
 import yaml
+from support.deploy import grafana_dashboards
 
 from penstock.protocol.process.metric_declarations import METRICS, PREFIX
 
@@ -56,7 +56,7 @@ def test_a_name_that_is_not_declared_is_seen() -> None:
 def test_the_dashboards_are_those_that_are_declared(name: str) -> None:
     kept = (grafana_dashboards.FOLDER / f"{name}.json").read_text()
     assert kept == grafana_dashboards.dashboard(name), (
-        "run .venv/bin/python tests/deploy/grafana_dashboards.py"
+        "run .venv/bin/python tests/support/deploy/grafana_dashboards.py"
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served
+from support.pipeline.served import Served
 from test_monitoring import QUERIES
 
 pytestmark = [

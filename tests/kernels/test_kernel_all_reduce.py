@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 from torch import Tensor
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels import all_reduce as reference
 from penstock.kernels.gpu.all_reduce import (

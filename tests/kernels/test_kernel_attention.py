@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scattered_cache import CPU, Scattered
+from support.kernels.scattered_cache import CPU, Scattered
 
 from penstock.kernels.attention import plan_groups
 from penstock.kernels.block_pattern import BlockPattern

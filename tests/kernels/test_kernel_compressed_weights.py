@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from triton_device import DEVICE, ON_GPU
+from support.kernels.triton_device import DEVICE, ON_GPU
 
 from penstock.kernels.gpu import compressed_weights
 from penstock.kernels.gpu.compressed_weights import (

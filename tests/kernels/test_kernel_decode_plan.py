@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 import triton
-from triton_device import DEVICE
+from support.kernels.triton_device import DEVICE
 
 from penstock.kernels.gpu.decode_plan import FIELDS, PROGRAMS_EACH, plan_kernel
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from dependent_launch import Given, waits
+from support.kernels.dependent_launch import Given, waits
 
 tl: Any = None
 gl: Any = None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scattered_cache import CPU, Scattered
+from support.kernels.scattered_cache import CPU, Scattered
 
 from penstock.kernels import attention
 from penstock.kernels.attention import ReferenceAttention, paged_attention, plan_groups

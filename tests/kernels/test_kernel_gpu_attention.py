@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_sequences import EPS, Case, Paged, tiles_of
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.paged_sequences import EPS, Case, Paged, tiles_of
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.block_pattern import BlockPattern
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, Scores, listed_blocks

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from triton_device import DEVICE, ON_GPU, error, tolerance
+from support.kernels.triton_device import DEVICE, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
 from penstock.kernels.gpu.few_rows_codes import takes as few_takes

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
+TESTS = Path(__file__).resolve().parents[1]
+SCRIPT = TESTS / "support/kernels/compile_for_gpu.py"
 
 
 @pytest.mark.timeout(600)
@@ -38,6 +39,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
     pytest.importorskip("triton")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["CAPABILITY"] = capability
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     environment["SHARED_BYTES"] = str(shared)
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(

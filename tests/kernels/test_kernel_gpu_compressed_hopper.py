@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.kernels.triton_device import DEVICE, ON_GPU
 from torch import Tensor
 from torch.nn.functional import silu
-from triton_device import DEVICE, ON_GPU
 
 from penstock.kernels.gpu.compressed_weights import compress
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from paged_sequences import EPS, MAX_POSITIONS, Case, Paged
+from support.kernels.paged_sequences import EPS, MAX_POSITIONS, Case, Paged
+from support.kernels.triton_device import DEVICE, ON_GPU, error, tolerance
 from torch import Tensor
-from triton_device import DEVICE, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.attention_arguments import DecodeBatch
 from penstock.kernels.gpu.early_launch import EARLY, begin_early

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.attention_arguments import LOG2_E, DecodeBatch, LayerCache
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from triton_device import DEVICE, ON_GPU, error
+from support.kernels.triton_device import DEVICE, ON_GPU, error
 
 from penstock.kernels.gpu.fp8_linear import quantize_rows_reference
 from penstock.kernels.gpu.fp8_rows import (

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from support.kernels.triton_device import DEVICE, ON_GPU, error
 from torch import Tensor
 from torch.nn.functional import gelu, silu
-from triton_device import DEVICE, ON_GPU, error
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu import few_rows_linear as few
 from penstock.kernels.gpu import skinny_linear as skinny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.low_rank import (
     FEW_TILE,

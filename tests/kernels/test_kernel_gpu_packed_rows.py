@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 from torch import Tensor
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.packed_rows import (
     KINDS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_sequences import Case, Paged, tiles_of
+from support.kernels.paged_sequences import Case, Paged, tiles_of
+from support.kernels.triton_device import DEVICE, ON_GPU, error, tolerance
 from torch import Tensor
-from triton_device import DEVICE, ON_GPU, error, tolerance
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_sequences import EPS, Case, Paged, tiles_of
+from support.kernels.paged_sequences import EPS, Case, Paged, tiles_of
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 from torch import Tensor
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels import quantized_cache
 from penstock.kernels.block_pattern import BlockPattern

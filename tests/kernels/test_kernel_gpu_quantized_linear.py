@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from quantized_weights import KINDS, quantized_weights
-from triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.quantized_weights import KINDS, quantized_weights
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.quantized_linear import quantized_linear
 from penstock.kernels.quantized_weight import QuantizedWeight

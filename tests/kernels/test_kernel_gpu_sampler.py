@@ -8,9 +8,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from device_sampler import DeviceSampler
-from plain_sampler import Request, adjusted, adjustments, probabilities, random_request
-from triton_device import DEVICE, DTYPES, ON_GPU
+from support.kernels.device_sampler import DeviceSampler
+from support.kernels.plain_sampler import (
+    Request,
+    adjusted,
+    adjustments,
+    probabilities,
+    random_request,
+)
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU
 
 from penstock.kernels import sampling
 from penstock.kernels.draw_keys import draw_keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton_device import DEVICE, ON_GPU
+from support.kernels.triton_device import DEVICE, ON_GPU
 
 from penstock.kernels.gpu.slots import bring_forward
 

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
+from support.kernels.triton_device import DEVICE, ON_GPU, error
 from torch.nn.functional import gelu, relu, silu
-from triton_device import DEVICE, ON_GPU, error
 
 from penstock.kernels.gpu.split_linear import (
     ACTIVATIONS,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paged_sequences import Case, tiles_of
+from support.kernels.paged_sequences import Case, tiles_of
+from support.kernels.triton_device import DEVICE, ON_GPU, error, tolerance
 from test_kernel_gpu_prefill_hopper import LENGTHS, SIZES
 from test_kernel_gpu_quantized_cache import CODES, QuantizedPaged, on_device
-from triton_device import DEVICE, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu.widen_cache import Contexts
 from penstock.services.worker.gpu.widened_prefill import WidenedPrefill

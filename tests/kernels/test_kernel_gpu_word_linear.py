@@ -10,8 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from quantized_weights import in_words
-from triton_device import DEVICE, ON_GPU, error, tolerance
+from support.kernels.quantized_weights import in_words
+from support.kernels.triton_device import DEVICE, ON_GPU, error, tolerance
 
 from penstock.kernels.gpu import code_shapes, word_linear
 from penstock.kernels.gpu.code_shapes import (

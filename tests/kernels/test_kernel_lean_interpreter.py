@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 def test_the_lean_interpreter_computes_and_refuses_the_same_with_fewer_calls() -> None:
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("lean_and_plain.py"))],
+        [sys.executable, str(TESTS / "support/kernels/lean_and_plain.py")],
         capture_output=True, text=True, timeout=100, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scattered_cache import Scattered
-from triton_device import error
+from support.kernels.scattered_cache import Scattered
+from support.kernels.triton_device import error
 
 from penstock.kernels import quantized_cache
 from penstock.kernels.attention import ReferenceAttention

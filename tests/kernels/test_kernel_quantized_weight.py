@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantized_weights import KINDS, quantized_weights
+from support.kernels.quantized_weights import KINDS, quantized_weights
 
 from penstock.kernels.packed_codes import along_columns, along_rows, interleaved_columns, order_of
 from penstock.kernels.quantized_linear import pack_quantized, quantized_product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from triton_device import DEVICE, DTYPES
+from support.kernels.triton_device import DEVICE, DTYPES
 
 from penstock.kernels.gpu.attention_arguments import DecodeBatch
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs

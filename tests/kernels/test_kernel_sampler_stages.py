@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from sampler_cases import CASES, reference, rows, shares
-from staged_rows import StagedRows
-from triton_device import DEVICE, DTYPES, ON_GPU
+from support.kernels.sampler_cases import CASES, reference, rows, shares
+from support.kernels.staged_rows import StagedRows
+from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU
 
 from penstock.kernels.draw_keys import draw_keys
 from penstock.kernels.gpu.sampler_memory import MOST_STAGES, STAGE_NUMBERS

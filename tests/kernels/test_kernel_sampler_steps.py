@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_sampler import (
+from support.kernels.plain_sampler import (
     Request,
     adjusted,
     adjustments,

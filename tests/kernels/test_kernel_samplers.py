@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampler_cases import CASES, reference, rows, shares
+from support.kernels.sampler_cases import CASES, reference, rows, shares
 
 from penstock.kernels.draw_keys import draw_keys
 from penstock.kernels.sampling import (

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from counted import instructions
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted import instructions
 
 from penstock.loadtest.client.answer_stream import AnswerStream
 from penstock.loadtest.client.http_response import ResponseReader

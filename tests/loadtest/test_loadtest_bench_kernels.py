@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from in_process import called
+from support.pipeline.in_process import called
 
 from penstock.kernels.rms_norm import rms_norm, scaled_norm_weight
 from penstock.kernels.rotary import RopeParameters, apply_rotary

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

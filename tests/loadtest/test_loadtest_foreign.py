@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import snapshot_download
-from served import NULL, SharedServers, served
+from support.pipeline.served import NULL, SharedServers, served
 from tokenizers import Tokenizer
 
 from penstock.loadtest.client.prompts import WORDS

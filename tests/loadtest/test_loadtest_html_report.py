@@ -158,7 +158,7 @@ def test_lines_and_words_can_be_told_from_the_page_in_both_schemes() -> None:
 def test_in_a_browser_it_loads_nothing_fits_a_phone_and_follows_the_scheme(
     page: str, tmp_path: Path
 ) -> None:
-    from browser import DESKTOP, PHONE, chromium
+    from support.pipeline.browser import DESKTOP, PHONE, chromium
 
     address = (tmp_path / "report.html").as_uri()
     grounds, asked = set(), []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import SMALL, in_some_moment, mock_server, seen
+from support.loadtest.mock_server import SMALL, in_some_moment, mock_server, seen
 
 from penstock.loadtest.client import bench_serve
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_server import mock_server, seen
-from served import NULL, SharedServers
+from support.loadtest.mock_server import mock_server, seen
+from support.pipeline.served import NULL, SharedServers
 
 from penstock.loadtest.client import bench_serve, client_processes
 from penstock.loadtest.client.serve_options import parse

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 from penstock.loadtest.offline.offline_requests import OfflineRequests, draw_requests, moved
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from served import NULL, SharedServers
+from support.pipeline.served import NULL, SharedServers
 
 from penstock.loadtest.client import bench_serve
 

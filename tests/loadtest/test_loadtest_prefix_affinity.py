@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from counted import instructions
+from support.counted import instructions
 
 from penstock.loadtest.studies import simulated_conversations
 from penstock.loadtest.studies.counted_router import CountedRouter, strangers

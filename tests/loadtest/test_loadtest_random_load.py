@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from served import NULL, SharedServers
+from support.pipeline.served import NULL, SharedServers
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.loadtest.studies import random_load

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import called
-from served import NULL, Served, SharedServers
+from support.pipeline.in_process import called
+from support.pipeline.served import NULL, Served, SharedServers
 
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.recordings.timeline import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 from penstock.loadtest.tune import command as tune_command
 from penstock.loadtest.tune.command import TUNED, parser

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from adapter_folders import write_adapter
-from served import SMALL, Served, served
-from victims import find
+from support.chaos.victims import find
+from support.pipeline.adapter_folders import write_adapter
+from support.pipeline.served import SMALL, Served, served
 
 from penstock.loadtest.models.make_adapters import linear_sizes
 

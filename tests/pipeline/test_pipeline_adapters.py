@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from adapter_folders import write_adapter, write_soft_prompt
-from clients import Answer, ask, take_event
-from served import SMALL, Served, served
-from victims import find
+from support.chaos.victims import find
+from support.pipeline.adapter_folders import write_adapter, write_soft_prompt
+from support.pipeline.clients import Answer, ask, take_event
+from support.pipeline.served import SMALL, Served, served
 
 from penstock.loadtest.models.make_adapters import linear_sizes
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import aiohttp
 import grpc
 import pytest
-from grpc_client import address_of, gathered, stub_of
-from restarted_engine import LATE, MODEL, all_wait
-from served import Served, served
+from support.pipeline.grpc_client import address_of, gathered, stub_of
+from support.pipeline.restarted_engine import LATE, MODEL, all_wait
+from support.pipeline.served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from bad_folders import BAD_MODEL, CASES, SINGLE, Case, make_bad, write_sound
-from served import leftovers, served
+from support.pipeline.bad_folders import BAD_MODEL, CASES, SINGLE, Case, make_bad, write_sound
+from support.pipeline.served import leftovers, served
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.tokenizer.text_model import TextModel

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, served
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import ask_together
-from served import SMALL, Served, SharedServers
+from support.pipeline.clients import ask_together
+from support.pipeline.served import SMALL, Served, SharedServers
 
 BEAMS = {"prompt": "The mill", "max_tokens": 12, "use_beam_search": True}
 

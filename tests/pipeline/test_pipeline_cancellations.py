@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from clients import Answer, ask
-from reference_models import write_model
-from served import Served, served
+from support.pipeline.clients import Answer, ask
+from support.pipeline.reference_models import write_model
+from support.pipeline.served import Served, served
 
 AT_ONCE = 64
 GROWTH_BYTES = 64 * 1024 * 1024

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import install_set
 import pytest
-from compose_file import (
+from support.pipeline import install_set
+from support.pipeline.compose_file import (
     ROOT,
     SECRETS,
     Service,
@@ -29,9 +29,9 @@ from compose_file import (
     read_dockerfile,
     stop_order,
 )
-from host_process import HostProcess, is_ready, request, streamed_text, until
-from name_service import NameService
-from simulated_hosts import (
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.name_service import NameService
+from support.pipeline.simulated_hosts import (
     Host,
     LoopbackHosts,
     NamespaceHosts,

@@ -10,9 +10,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import install_set
 import pytest
-from compose_file import (
+from packaging.utils import canonicalize_name
+from support.pipeline import install_set
+from support.pipeline.compose_file import (
     ROOT,
     SECRETS,
     copies,
@@ -23,8 +24,7 @@ from compose_file import (
     read_compose,
     read_dockerfile,
 )
-from in_process import called
-from packaging.utils import canonicalize_name
+from support.pipeline.in_process import called
 
 from penstock.protocol.config import Config, ConfigError, resolve
 from penstock.services.cli import COMMANDS

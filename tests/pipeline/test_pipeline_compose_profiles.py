@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from compose_file import ROOT, SECRETS, read_compose, read_dockerfile
+from support.pipeline.compose_file import ROOT, SECRETS, read_compose, read_dockerfile
 
 from penstock.protocol.config import resolve
 from penstock.services.cli import COMMANDS

@@ -10,8 +10,8 @@ import urllib.request
 from bisect import bisect_left
 
 import pytest
-from served import Served
-from victims import find, whole_again
+from support.chaos.victims import find, whole_again
+from support.pipeline.served import Served
 
 from penstock.protocol.process.metric_declarations import METRICS
 

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from clients import Answer
-from reference_models import write_model
-from served import served
+from support.pipeline.clients import Answer
+from support.pipeline.reference_models import write_model
+from support.pipeline.served import served
 from test_pipeline_divided_engines import FLAGS, answers, check, workers
 
 from penstock.loadtest.models.make_model import make_tokenizer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import SMALL, Served, SharedServers
+from support.pipeline.served import SMALL, Served, SharedServers
 
 PROMPT = "The water falls through the penstock and turns the wheel. " * 3
 

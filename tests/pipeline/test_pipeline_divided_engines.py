@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from clients import Answer, ask
-from served import Served, served
+from support.pipeline.clients import Answer, ask
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 

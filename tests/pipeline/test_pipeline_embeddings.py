@@ -13,7 +13,7 @@ from typing import Any
 
 import openai
 import pytest
-from served import VECTORS, Served, SharedServers, served
+from support.pipeline.served import VECTORS, Served, SharedServers, served
 
 PATH = "/v1/embeddings"
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
-from grpc_client import address_of, stub_of
-from served import BUILT_IN, Served, served
+from support.pipeline.grpc_client import address_of, stub_of
+from support.pipeline.served import BUILT_IN, Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 

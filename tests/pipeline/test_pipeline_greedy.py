@@ -8,9 +8,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from clients import Answer, ask
-from reference_models import ids_of, transformers_choices, write_model
-from served import served
+from support.pipeline.clients import Answer, ask
+from support.pipeline.reference_models import ids_of, transformers_choices, write_model
+from support.pipeline.served import served
 
 NUM_PROMPTS = 64
 NEW_TOKENS = 64

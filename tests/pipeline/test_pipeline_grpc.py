@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_client import address_of, details_of, gathered, stub_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from served import BUILT_IN, Served, SharedServers
+from support.pipeline.grpc_client import address_of, details_of, gathered, stub_of
+from support.pipeline.served import BUILT_IN, Served, SharedServers
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 

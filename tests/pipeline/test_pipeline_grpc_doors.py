@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_client import address_of, details_of, gathered, stub_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from in_process import called
-from served import Served, served
+from support.pipeline.grpc_client import address_of, details_of, gathered, stub_of
+from support.pipeline.in_process import called
+from support.pipeline.served import Served, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_client import address_of, details_of, stub_of
-from served import VECTORS, Served, SharedServers, served
+from support.pipeline.grpc_client import address_of, details_of, stub_of
+from support.pipeline.served import VECTORS, Served, SharedServers, served
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 from penstock.protocol.grpc.engine import vllm_engine_pb2, vllm_engine_pb2_grpc

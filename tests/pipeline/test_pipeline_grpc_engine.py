@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_client import address_of, details_of
-from served import BUILT_IN, Served, SharedServers
+from support.pipeline.grpc_client import address_of, details_of
+from support.pipeline.served import BUILT_IN, Served, SharedServers
 
 from penstock.protocol.grpc.engine import common_pb2, vllm_engine_pb2_grpc
 from penstock.protocol.grpc.engine import vllm_engine_pb2 as pb

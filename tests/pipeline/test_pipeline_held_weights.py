@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import pytest
-from opened_files import Opened
-from served import SMALL, Served, added_key, served
+from support.chaos.victims import children, find, whole_again
+from support.pipeline.opened_files import Opened
+from support.pipeline.served import SMALL, Served, added_key, served
 from test_pipeline_load_models import Setup
-from victims import children, find, whole_again
 
 from penstock.loadtest.models.make_model import make_model
 

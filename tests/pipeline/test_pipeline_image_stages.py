@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from compose_file import ROOT, copies, in_build_context, read_dockerfile
+from support.pipeline.compose_file import ROOT, copies, in_build_context, read_dockerfile
 
 from penstock.protocol.process.state_file import StateFile
 

@@ -15,9 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from host_process import HostProcess, is_ready, request, streamed_text, until
-from served import served
-from simulated_hosts import Host, NamespaceHosts, simulated_hosts, why_no_namespaces
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.served import served
+from support.pipeline.simulated_hosts import (
+    Host,
+    NamespaceHosts,
+    simulated_hosts,
+    why_no_namespaces,
+)
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import BUILT_IN, Served, served
+from support.pipeline.served import BUILT_IN, Served, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import aiohttp
 import pytest
-from served import Served, served
-from valkey_process import BINARY, ValkeyProcess, valkey_process
+from support.pipeline.served import Served, served
+from support.pipeline.valkey_process import BINARY, ValkeyProcess, valkey_process
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.keys.key_file import change_keys, line_of

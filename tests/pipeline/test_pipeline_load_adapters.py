@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from adapter_folders import write_adapter
-from clients import Answer, take_event
-from served import SMALL, Served, added_key, served
-from victims import find
+from support.chaos.victims import find
+from support.pipeline.adapter_folders import write_adapter
+from support.pipeline.clients import Answer, take_event
+from support.pipeline.served import SMALL, Served, added_key, served
 
 from penstock.loadtest.models.make_adapters import linear_sizes
 

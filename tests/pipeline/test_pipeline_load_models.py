@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import pytest
-from served import Served, added_key, served
-from victims import children, find
+from support.chaos.victims import children, find
+from support.pipeline.served import Served, added_key, served
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.process.running_servers import RECORD, ServerRecord

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from clients import Answer, ask
-from served import SMALL, Served, SharedServers
+from support.pipeline.clients import Answer, ask
+from support.pipeline.served import SMALL, Served, SharedServers
 from transformers import AutoModelForCausalLM
 
 import penstock

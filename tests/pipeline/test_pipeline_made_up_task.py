@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Served, served
-from site_package import install
+from support.pipeline.served import Served, served
+from support.pipeline.site_package import install
 
 PACKAGE = '''
 import json

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import served
+from support.pipeline.served import served
 
 pytestmark = pytest.mark.slow
 LIBRARY = pytest.importorskip("sentence_transformers")

@@ -16,10 +16,10 @@ from typing import Any
 
 import openai
 import pytest
-from reference_models import VOCABULARY, ids_of, transformers_choices, write_model
-from served import Served, served, start_service
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, find, whole_again
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, find, whole_again
+from support.pipeline.reference_models import VOCABULARY, ids_of, transformers_choices, write_model
+from support.pipeline.served import Served, served, start_service
 
 ARCHITECTURES = {"alpha": "qwen3", "beta": "llama", "gamma": "gpt-neox"}
 PROMPTS = [[5, 6, 7, 8], [300, 12, 44], [9] * 20]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-from served import BUILT_IN, SharedServers
+from support.pipeline.served import BUILT_IN, SharedServers
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pytest
-from open_loop import Visit, go, median_ttft, percentile, visitors
-from served import Served, served
+from support.pipeline.open_loop import Visit, go, median_ttft, percentile, visitors
+from support.pipeline.served import Served, served
 
 SLOTS, TOKENS, STEP_MS = 12, 20, 20
 CAPACITY = SLOTS / (TOKENS * STEP_MS / 1000)

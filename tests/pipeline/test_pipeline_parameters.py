@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import Answer, ask
-from served import SMALL, Served, SharedServers
+from support.pipeline.clients import Answer, ask
+from support.pipeline.served import SMALL, Served, SharedServers
 
 VALUES: dict[str, list[Any]] = {
     "temperature": [0, 0.7, 1.6],

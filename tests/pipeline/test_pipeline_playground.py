@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
-from served import Served, served
+from support.pipeline.browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
+from support.pipeline.served import Served, served
 
 from penstock.protocol.sampling import PARAMETERS
 from penstock.services.frontend.playground import UNSEEN

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, chromium, sync_api
-from served import Served, served
+from support.pipeline.browser import CHROMIUM, PlaygroundPage, chromium, sync_api
+from support.pipeline.served import Served, served
 
 pytestmark = [
     pytest.mark.slow,

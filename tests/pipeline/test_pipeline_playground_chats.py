@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
-from served import NULL, Served, SharedServers
+from support.pipeline.browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
+from support.pipeline.served import NULL, Served, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from browser import CHROMIUM, PlaygroundPage, call_delta, shared_chromium, sync_api
-from served import BUILT_IN, SharedServers
+from support.pipeline.browser import CHROMIUM, PlaygroundPage, call_delta, shared_chromium, sync_api
+from support.pipeline.served import BUILT_IN, SharedServers
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
 

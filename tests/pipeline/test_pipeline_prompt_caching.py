@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import SMALL, Served, SharedServers
+from support.pipeline.served import SMALL, Served, SharedServers
 
 RETAIN = {"cache_control": {"type": "ephemeral"}}
 RELEASE = {"cache_control": {"type": "release"}}

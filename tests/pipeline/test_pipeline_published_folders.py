@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import openai
 import pytest
-from published_folders import HIDDEN, write_embedding_gemma, write_qwen3_embedding
-from served import Served, served
+from support.pipeline.published_folders import HIDDEN, write_embedding_gemma, write_qwen3_embedding
+from support.pipeline.served import Served, served
 
 QWEN3, GEMMA = "Qwen3-Embedding-tiny", "embeddinggemma-tiny"
 TEXTS = ["a weir", "What is a sluice?"]

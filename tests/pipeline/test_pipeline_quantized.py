@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from reference_models import ids_of, write_model
-from served import served
+from support.pipeline.reference_models import ids_of, write_model
+from support.pipeline.served import served
 
 PROMPT = [5, 9, 200, 31]
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from served import Served, served
-from streams import Crowd, Followed, requests, undisturbed
-from victims import children, find, whole_again
+from support.chaos.streams import Crowd, Followed, requests, undisturbed
+from support.chaos.victims import children, find, whole_again
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 

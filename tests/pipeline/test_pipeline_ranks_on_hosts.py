@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_process import HostProcess, is_ready, request, streamed_text, until
-from served import Served, served
-from simulated_hosts import NamespaceHosts, Sniffer, simulated_hosts, why_no_namespaces
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.served import Served, served
+from support.pipeline.simulated_hosts import (
+    NamespaceHosts,
+    Sniffer,
+    simulated_hosts,
+    why_no_namespaces,
+)
 from test_pipeline_tcp import ByHand
 
 from penstock.loadtest.models.make_model import make_model

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_process import until
-from served import Served, served
+from support.pipeline.host_process import until
+from support.pipeline.served import Served, served
 
 from penstock.loadtest.models.make_model import make_model
 
@@ -101,7 +101,7 @@ def test_ray_places_the_ranks_on_two_nodes_and_again_when_one_is_lost(
     with served(str(folder), *CPU) as one:
         expected = text_by(one)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    monkeypatch.setattr("served.START_SECONDS", START_SECONDS)
+    monkeypatch.setattr("support.pipeline.served.START_SECONDS", START_SECONDS)
     with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as stack:
         serving = thread.submit(stack.enter_context, served(str(folder), *CPU, *TENSOR_2))
         nodes = nodes_for_workers(cluster)

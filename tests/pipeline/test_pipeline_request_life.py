@@ -11,7 +11,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from served import Served, served
+from support.pipeline.served import Served, served
 
 SLOW_PREFILL = (
     *("--device", "null", "--null-step-ms", "150", "--max-num-batched-tokens", "64"),

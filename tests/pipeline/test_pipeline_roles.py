@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from served import BUILT_IN, Served, served
+from support.pipeline.served import BUILT_IN, Served, served
 from test_pipeline_kv_tiers import times_killed, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

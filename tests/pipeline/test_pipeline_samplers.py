@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import Answer, ask, take_event
-from served import SMALL, Served, SharedServers
+from support.pipeline.clients import Answer, ask, take_event
+from support.pipeline.served import SMALL, Served, SharedServers
 
 NEIGHBOUR = {"prompt": "The water wheel", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 BODIES: list[dict[str, Any]] = [

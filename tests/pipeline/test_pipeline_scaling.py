@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 import pytest
-from clients import Answer, ask
-from served import NULL, Served, SharedServers, served, start_service
+from support.pipeline.clients import Answer, ask
+from support.pipeline.served import NULL, Served, SharedServers, served, start_service
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.services.frontend.service import LINGER_SECONDS

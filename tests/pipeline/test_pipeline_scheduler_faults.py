@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, served
-from site_package import install
+from support.pipeline.served import Served, served
+from support.pipeline.site_package import install
 
 from penstock.services.launcher.builtin_model import builtin_model
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from restarted_engine import LATE, all_wait
-from served import Served, served
+from support.pipeline.restarted_engine import LATE, all_wait
+from support.pipeline.served import Served, served
 
 DEMO = Path(__file__).resolve().parents[2] / "demo/model"
 LABELS = {"ranker": ["relevant"], "labels": ["calm", "rising", "flood"]}

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import SMALL, added_key, served
+from support.chaos.victims import children, find, nothing_held
+from support.pipeline.served import SMALL, added_key, served
 from test_pipeline_load_models import Answer, Setup, Stream
-from victims import children, find, nothing_held
 
 from penstock.loadtest.models.make_model import make_model
 

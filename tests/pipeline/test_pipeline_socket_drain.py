@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 import psutil
-from served import NULL, Served, SharedServers
+from support.pipeline.served import NULL, Served, SharedServers
 
 Frame = dict[str, Any]
 TOKENS = 100

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_folders import ROWS, write_soft_prompt
-from served import BUILT_IN, Served, served
+from support.chaos.victims import find
+from support.pipeline.adapter_folders import ROWS, write_soft_prompt
+from support.pipeline.served import BUILT_IN, Served, served
 from test_pipeline_kv_tiers import ask, times_killed, until
-from victims import find
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

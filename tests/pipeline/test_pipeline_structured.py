@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from clients import Answer, ask_together, take_event
-from served import SMALL, Served, SharedServers
+from support.pipeline.clients import Answer, ask_together, take_event
+from support.pipeline.served import SMALL, Served, SharedServers
 
 CHAT = "/v1/chat/completions"
 SCHEMA: dict[str, Any] = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
-from served import START_SECONDS
+from support.pipeline.served import START_SECONDS
 
 from penstock.loadtest.client import bench_serve
 

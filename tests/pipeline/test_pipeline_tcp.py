@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from host_process import HostProcess, is_ready, request, until
-from simulated_hosts import (
+from support.pipeline.host_process import HostProcess, is_ready, request, until
+from support.pipeline.simulated_hosts import (
     Host,
     LoopbackHosts,
     NamespaceHosts,

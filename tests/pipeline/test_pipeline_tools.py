@@ -12,8 +12,8 @@ from typing import Any
 
 import openai
 import pytest
-from served import BUILT_IN, Served, SharedServers
-from stream_page import blocks, node_command, program, run_node, run_python
+from support.pipeline.served import BUILT_IN, Served, SharedServers
+from support.pipeline.stream_page import blocks, node_command, program, run_node, run_python
 
 WEATHER: dict[str, Any] = {
     "type": "function",

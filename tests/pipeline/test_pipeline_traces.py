@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from otlp_receiver import Received, collecting
-from served import Served
+from support.otlp_receiver import Received, collecting
+from support.pipeline.served import Served
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from served import START_SECONDS, Served, served, start_service
+from support.pipeline.served import START_SECONDS, Served, served, start_service
 
 SECONDS = 10.0
 

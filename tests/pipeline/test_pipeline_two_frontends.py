@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
-from served import Served, added_key, served
+from support.pipeline.served import Served, added_key, served
 
 from penstock.loadtest.models.make_model import make_model
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 SECONDS = 60.0
 SLOW = ("--device", "null", "--null-step-ms", "50")

@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from in_process import called
-from served import Served, served
+from support.pipeline.in_process import called
+from support.pipeline.served import Served, served
 
 STREAMS = 6
 TOKENS = 75

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from growth import LINEAR, sixteenfold
+from support.growth import LINEAR, sixteenfold
 
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.sink import RowExtras

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from golden_frames import GOLDEN, NESTED, SAMPLES, SCHEMA_HASH, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
+from support.protocol.golden_frames import GOLDEN, NESTED, SAMPLES, SCHEMA_HASH, pack
 
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire import codec
@@ -22,8 +22,8 @@ from penstock.protocol.wire.messages import membership, requests, steps, tokens
 MESSAGES: dict[str, type[msgspec.Struct]] = {kind.__name__: kind for kind in codec.Message.__args__}
 PREFIX = b"\x00" * codec.PREFIX_BYTES
 UPDATE = (
-    "the layout of {} changed: bump PROTOCOL_VERSION and update tests/protocol/golden_frames.py "
-    "(Hello and Refused must never change)"
+    "the layout of {} changed: bump PROTOCOL_VERSION and update "
+    "tests/support/protocol/golden_frames.py (Hello and Refused must never change)"
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mailbox_process import short_folder
+from support.protocol.mailbox_process import short_folder
 
 from penstock.protocol.process import faults as faults_module
 from penstock.protocol.process.faults import BadFault, FaultError, Faults

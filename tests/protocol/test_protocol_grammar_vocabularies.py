@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from support.tokenizer.tokenizer_zoo import llama_2, metaspace, unigram, word_piece, zoo
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.protocol.grammar.compiler import compile_grammar, make_tokenizer
 from penstock.protocol.grammar.request import Grammar
 from penstock.services.tokenizer.detokenizer import new_detokenizer
 from penstock.services.tokenizer.token_table import PieceTable, build_token_table, drops_first_blank
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "services/tokenizer"))
-from tokenizer_zoo import llama_2, metaspace, unigram, word_piece, zoo
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forks import Forks
+from support.protocol.forks import Forks
 
 Run = Callable[..., list[dict[str, Any]]]
 ROOT = Path(__file__).parents[2]
@@ -23,13 +23,13 @@ START = "from penstock.protocol.process import logs; log = logs.set_up('worker',
 @pytest.fixture(scope="module")
 def run() -> Iterator[Run]:
     """Runs a program that logs, after its first lines. Returns what it has logged."""
-    forks = Forks("programs", "penstock.protocol.process.logs")
+    forks = Forks("support.protocol.programs", "penstock.protocol.process.logs")
     yield lambda body, start=START: logged(forks, f"{start}{body}\nlogs.flush()")
     forks.close()
 
 
 def logged(forks: Forks, program: str) -> list[dict[str, Any]]:
-    process = forks.start("programs", "execute", program)
+    process = forks.start("support.protocol.programs", "execute", program)
     _, text = process.communicate()
     assert process.wait() == 0, text
     assert "Traceback" not in text.splitlines(), text

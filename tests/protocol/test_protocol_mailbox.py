@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from mailbox_process import Peer, main, running, short_folder
+from support.protocol.mailbox_process import Peer, running, short_folder
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire import mailbox as mailbox_module
@@ -556,8 +556,9 @@ def test_a_process_that_ends_after_sending_loses_nothing(folder: Path, mailbox: 
 
 
 _SEND = (
-    f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
-    f"import mailbox_process; mailbox_process.{main.__name__}('send', *sys.argv[1:])"
+    f"import sys; sys.path[:0] = [{str(Path(__file__).parents[1])!r}]\n"
+    "from support.protocol.mailbox_process import main\n"
+    "main('send', *sys.argv[1:])"
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, Hub, running_hub
+from support.protocol.hub_server import COMMIT, Hub, running_hub
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_hub import is_hub_name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from mailbox_process import short_folder
+from support.protocol.mailbox_process import short_folder
 
 from penstock.protocol.process import participant as participant_module
 from penstock.protocol.process.participant import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from mailbox_process import short_folder
+from support.protocol.mailbox_process import short_folder
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import BeatThread, Participant

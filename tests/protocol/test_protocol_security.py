@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.utils.z85
-from mailbox_process import running, short_folder
+from support.protocol.mailbox_process import running, short_folder
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.addresses import is_loopback

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import zmq
-from counted import cpu_seconds, wakes
-from forks import Forks
-from mailbox_process import short_folder
-from tiny_services import WORKING, Running, started
+from support.counted import cpu_seconds, wakes
+from support.protocol.forks import Forks
+from support.protocol.mailbox_process import short_folder
+from support.protocol.tiny_services import WORKING, Running, started
 
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.wire import codec
@@ -117,7 +117,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    found = Forks("tiny_services", "penstock.services.router.service")
+    found = Forks("support.protocol.tiny_services", "penstock.services.router.service")
     yield found
     found.close()
 

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from counted import calls
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1 import trace_pb2 as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from otlp_receiver import collecting
+from support.counted import calls
+from support.otlp_receiver import collecting
 
 from penstock.protocol.process import logs
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forks import Forks
-from mailbox_process import short_folder
-from tiny_services import started
+from support.protocol.forks import Forks
+from support.protocol.mailbox_process import short_folder
+from support.protocol.tiny_services import started
 
 from penstock.protocol.process.state_file import TOUCH_SECONDS, StateFile
 from penstock.protocol.wire.addresses import AddressError
@@ -19,7 +19,7 @@ from penstock.protocol.wire.addresses import AddressError
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
-    found = Forks("tiny_services", "penstock.services.router.service")
+    found = Forks("support.protocol.tiny_services", "penstock.services.router.service")
     yield found
     found.close()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from counted import instructions
+from support.counted import instructions
 
 from penstock.protocol.process import trace
 from penstock.protocol.process.trace import EVENT, MAX_SECONDS, NAMES, PLAN, RING_EVENTS, Recorder

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, SharedServers, served
-from siege import FLAGS, KEYS, WAYS, Attacker, besieged, peaceful_text
+from support.pipeline.served import Served, SharedServers, served
+from support.security.siege import FLAGS, KEYS, WAYS, Attacker, besieged, peaceful_text
 
 from penstock.loadtest.models.make_model import make_model
 

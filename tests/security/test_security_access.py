@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from clients import ask
-from siege import CHAT, COMPLETIONS, PROMPT, Attacker
+from support.pipeline.clients import ask
+from support.security.siege import CHAT, COMPLETIONS, PROMPT, Attacker
 
 from penstock.services.frontend.access import ApiKeys
 from penstock.services.frontend.app import OPEN_ROUTES, routes

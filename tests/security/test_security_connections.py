@@ -9,7 +9,7 @@ import time
 import zlib
 
 import pytest
-from siege import CHAT, COMPLETIONS, Attacker, refused
+from support.security.siege import CHAT, COMPLETIONS, Attacker, refused
 
 GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

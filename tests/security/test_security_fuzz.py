@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from siege import ANSWER_SECONDS, CHAT, COMPLETIONS, Answer, Attacker
+from support.security.siege import ANSWER_SECONDS, CHAT, COMPLETIONS, Answer, Attacker
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FIELDS: dict[str, list[Any]] = {

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from served import Served
-from siege import Attacker, members
+from support.pipeline.served import Served
+from support.security.siege import Attacker, members
 
 COMPLETIONS = "/v1/completions"
 ANSWER_SECONDS = 6.0

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from in_process import called
-from served import Served
-from siege import COMPLETIONS, Attacker, besieged, settle, whole_text
+from support.pipeline.in_process import called
+from support.pipeline.served import Served
+from support.security.siege import COMPLETIONS, Attacker, besieged, settle, whole_text
 
 
 class _Bomb:

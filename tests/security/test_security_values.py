@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 import pytest
-from siege import CHAT, COMPLETIONS, Attacker, refused
+from support.security.siege import CHAT, COMPLETIONS, Attacker, refused
 
 MODEL_LEN = 512
 VOCABULARY = 512

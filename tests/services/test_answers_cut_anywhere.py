@@ -8,23 +8,18 @@ import json
 import random
 import re
 import struct
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "frontend"))
-sys.path.insert(0, str(Path(__file__).parent / "tokenizer"))
-sys.path.insert(0, str(Path(__file__).parent / "tokenizer" / "output"))
-from broken import broken_outputs, legal_outputs
-from grammar_follower import END, tokenizer_of
-from replay import TOOLS
+from support.tokenizer.grammar_follower import END, tokenizer_of
+from support.tokenizer.output.broken import broken_outputs, legal_outputs
+from support.tokenizer.output.replay import TOOLS
+from support.tokenizer.output.wire_forms import FORMS
 from test_frontend_dialects import folded as folded_chat
 from test_frontend_messages_stream import check_order, events_of
 from test_frontend_responses import added_up
-from wire_forms import FORMS
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.gateway_interface import ServedModel

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_process import called
+from support.pipeline.in_process import called
 
 import penstock
 from penstock.protocol.config.machine import read_machine

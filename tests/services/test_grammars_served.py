@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import psutil
-from service_member import Member, small_system
+from support.service_member import Member, small_system
 
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.sampling import SamplingParams

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from service_member import Join, Start, small_system
+from support.service_member import Join, Start, small_system
 
 from penstock.protocol.wire.messages.engine import EngineSizes, LayerGroup
 from penstock.protocol.wire.messages.membership import Capacity, Phase

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import stuck_tokenizer
-from service_member import small_system
+from support import stuck_tokenizer
+from support.service_member import small_system
 
 from penstock.protocol.sampling import SamplingParams
 from penstock.protocol.wire.messages.requests import (

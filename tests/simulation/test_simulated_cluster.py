@@ -10,10 +10,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from simulated_clients import Asked, Crowd, Record
-from simulated_cluster import Cluster, FrontendNode, RouterNode, TokenizerNode
-from simulated_engine import EngineTraits, SchedulerNode, WorkerNode
-from simulated_network import Node, World
+from support.simulation.simulated_clients import Asked, Crowd, Record
+from support.simulation.simulated_cluster import Cluster, FrontendNode, RouterNode, TokenizerNode
+from support.simulation.simulated_engine import EngineTraits, SchedulerNode, WorkerNode
+from support.simulation.simulated_network import Node, World
 
 from penstock.protocol.ownership.tombstones import TOMBSTONE_SECONDS
 from penstock.protocol.sampling import SamplingParams

@@ -11,10 +11,10 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from simulated_cluster import Cluster, TokenizerNode
-from simulated_engine import EngineNode, EngineTraits, SchedulerNode, WorkerNode
-from simulated_keeper import KeeperNode
-from simulated_network import Node, World
+from support.simulation.simulated_cluster import Cluster, TokenizerNode
+from support.simulation.simulated_engine import EngineNode, EngineTraits, SchedulerNode, WorkerNode
+from support.simulation.simulated_keeper import KeeperNode
+from support.simulation.simulated_network import Node, World
 from test_simulated_cluster import check, check_forgotten, finish, load, seeds
 
 from penstock.services.scheduler import hand_overs

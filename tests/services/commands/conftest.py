@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from served import Served, SharedServers
+from support.pipeline.served import Served, SharedServers
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_run import call, environment
-from scripted_api import scripted_api
-from served import Served
+from support.commands.command_run import call, environment
+from support.commands.scripted_api import scripted_api
+from support.pipeline.served import Served
 
 from penstock.services.cli import main
 from penstock.services.commands.failure import CommandError

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command_run import call, run
-from scripted_api import scripted_api
-from served import Served
+from support.commands.command_run import call, run
+from support.commands.scripted_api import scripted_api
+from support.pipeline.served import Served
 
 from penstock.protocol.config.terminal import Style
 from penstock.services.commands.chat.answer import Answer

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command_run import environment
-from emulator import Terminal, eventually, terminal
-from scripted_api import ScriptedApi, scripted_api
-from served import Served
+from support.commands.command_run import environment
+from support.commands.emulator import Terminal, eventually, terminal
+from support.commands.scripted_api import ScriptedApi, scripted_api
+from support.pipeline.served import Served
 
 MARKDOWN = """# Rivers
 

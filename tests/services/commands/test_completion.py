@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_run import run
-from emulator import Terminal, terminal_of
+from support.commands.command_run import run
+from support.commands.emulator import Terminal, terminal_of
 
 from penstock.services.commands.completion.command import SHELLS
 from penstock.services.commands.completion.declared import commands

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_run import call, environment, run
-from emulator import terminal
-from hub_server import COMMIT, Hub, running_hub
 from huggingface_hub import constants
+from support.commands.command_run import call, environment, run
+from support.commands.emulator import terminal
+from support.protocol.hub_server import COMMIT, Hub, running_hub
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.process.running_servers import Registration

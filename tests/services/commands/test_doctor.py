@@ -19,8 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_run import call, environment, run
-from served import Served
+from support.commands.command_run import call, environment, run
+from support.pipeline.served import Served
 
 from penstock import __version__
 from penstock.protocol.config.machine import Machine

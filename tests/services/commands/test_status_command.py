@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from command_run import call, environment
-from emulator import terminal
-from scripted_api import scripted_api
-from served import Served, leftovers
+from support.commands.command_run import call, environment
+from support.commands.emulator import terminal
+from support.commands.scripted_api import scripted_api
+from support.pipeline.served import Served, leftovers
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.pipeline_status import pipeline_status

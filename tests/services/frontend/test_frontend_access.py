@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, rejected, run, say
+from support.frontend.frontend_scripted import Client, rejected, run, say
 
 from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.server_fields import ServerConfig
@@ -235,7 +235,7 @@ def test_two_servers_can_share_one_listening_socket() -> None:
     import socket
 
     import aiohttp
-    from frontend_scripted import ScriptedGateway
+    from support.frontend.frontend_scripted import ScriptedGateway
 
     from penstock.services.frontend.app import make_app, start
 

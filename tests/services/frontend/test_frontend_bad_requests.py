@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from frontend_scripted import MAX_MODEL_LEN, Client, run
+from support.frontend.frontend_scripted import MAX_MODEL_LEN, Client, run
 
 from penstock.protocol.config.server_fields import ServerConfig
 

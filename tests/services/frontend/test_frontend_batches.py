@@ -8,7 +8,7 @@ from array import array
 from typing import Any
 
 import pytest
-from frontend_scripted import STOP, Client, Script, rejected, run
+from support.frontend.frontend_scripted import STOP, Client, Script, rejected, run
 
 from penstock.client.batches import BATCH_INPUTS, BATCH_TOKENS
 from penstock.client.gateway_interface import Overloaded, ServedModel

@@ -10,7 +10,7 @@ from array import array
 from typing import Any
 
 import pytest
-from frontend_scripted import LENGTH, STOP, Client, rejected, run
+from support.frontend.frontend_scripted import LENGTH, STOP, Client, rejected, run
 
 from penstock.client.beam_search import Beam, BeamSearchParams
 from penstock.client.sink import RowExtras, Sink

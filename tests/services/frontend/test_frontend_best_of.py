@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from frontend_scripted import STOP, Client, run
+from support.frontend.frontend_scripted import STOP, Client, run
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.logprobs import NamedLogprobs

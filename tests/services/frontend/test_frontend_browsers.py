@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import Client, run
+from support.frontend.frontend_scripted import Client, run
 
 from penstock.protocol.config.server_fields import ServerConfig
 

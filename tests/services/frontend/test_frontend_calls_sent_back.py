@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import Client, run
-from tokenized_script import writes
+from support.frontend.frontend_scripted import Client, run
+from support.frontend.tokenized_script import writes
 
 from penstock.protocol.wire.messages.requests import Chat
 from penstock.protocol.wire.messages.tokens import MAX_CALLS

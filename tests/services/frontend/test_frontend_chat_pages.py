@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frontend_scripted import LENGTH, Client, run, say
+from support.frontend.frontend_scripted import LENGTH, Client, run, say
 
 MESSAGES = [{"role": "system", "content": "You are Ann."}, {"role": "user", "content": "Hello"}]
 SILLY_TAVERN = {

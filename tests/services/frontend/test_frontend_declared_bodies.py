@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from frontend_scripted import LENGTH, Client, of_any_task, rejected, run, say
+from support.frontend.frontend_scripted import LENGTH, Client, of_any_task, rejected, run, say
 
 from penstock.client.answers import FINISH_REASONS
 from penstock.client.sink import RowExtras, Sink

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import (
+from support.frontend.frontend_scripted import (
     JSON,
     STOP,
     Client,

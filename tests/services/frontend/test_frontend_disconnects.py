@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from frontend_scripted import (
+from support.frontend.frontend_scripted import (
     LENGTH,
     STOP,
     Client,

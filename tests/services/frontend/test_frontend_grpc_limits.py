@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
-from frontend_scripted import forever, say, waiting
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_scripted import SETTINGS, Scripted, run
+from support.frontend.frontend_scripted import forever, say, waiting
+from support.frontend.grpc_scripted import SETTINGS, Scripted, run
 
 from penstock.client.gateway_interface import Readiness
 from penstock.protocol.grpc import penstock_pb2 as pb

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from frontend_scripted import forever
-from grpc_scripted import Scripted, run
-from key_files import Keys
+from support.frontend.frontend_scripted import forever
+from support.frontend.grpc_scripted import Scripted, run
+from support.frontend.key_files import Keys
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.grpc import penstock_pb2 as pb

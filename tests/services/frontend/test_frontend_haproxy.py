@@ -14,8 +14,8 @@ from typing import NamedTuple
 import aiohttp
 import grpc
 import pytest
-from frontend_scripted import JSON, Script, ScriptedGateway, forever, say
-from grpc_scripted import RawClient
+from support.frontend.frontend_scripted import JSON, Script, ScriptedGateway, forever, say
+from support.frontend.grpc_scripted import RawClient
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.grpc import penstock_pb2 as pb

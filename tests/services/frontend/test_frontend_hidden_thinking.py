@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, run
-from tokenized_script import writes
+from support.frontend.frontend_scripted import Client, run
+from support.frontend.tokenized_script import writes
 
 OUTPUT = "<think>\nWhy < not?\n</think>\n\nIt is 42."
 CHAT = [{"role": "user", "content": "x"}]

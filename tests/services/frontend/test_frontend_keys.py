@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import Client, ScriptedGateway, run, serving
-from key_files import Keys
+from support.frontend.frontend_scripted import Client, ScriptedGateway, run, serving
+from support.frontend.key_files import Keys
 
 from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.server_fields import ServerConfig

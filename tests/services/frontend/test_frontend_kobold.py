@@ -8,7 +8,7 @@ from array import array
 from typing import Any
 
 import pytest
-from frontend_scripted import LENGTH, STOP, Client, forever, rejected, run, say
+from support.frontend.frontend_scripted import LENGTH, STOP, Client, forever, rejected, run, say
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, ScriptedGateway, run, say, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.frontend.frontend_scripted import Client, ScriptedGateway, run, say, serving
 
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.sink import Sink

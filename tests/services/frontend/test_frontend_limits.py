@@ -9,8 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from frontend_scripted import Client, rejected, run, say
-from key_files import Keys
+from support.frontend.frontend_scripted import Client, rejected, run, say
+from support.frontend.key_files import Keys
 
 from penstock.client.sink import Sink
 from penstock.protocol.keys.record import KeyLimits
@@ -282,7 +282,7 @@ def test_counting_tokens_is_a_request_and_uses_none(keys: Keys) -> None:
         status, _, _ = await client.post("/tokenize", {"prompt": "x"}, headers=ann)
         assert status == 429
 
-    from frontend_scripted import of_any_task
+    from support.frontend.frontend_scripted import of_any_task
 
     run(use, of_any_task(say("x")), config=keys.config)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import Client, run
-from key_files import Keys
+from support.frontend.frontend_scripted import Client, run
+from support.frontend.key_files import Keys
 
 from penstock.client.gateway_interface import Readiness
 from penstock.protocol.wire.messages.administration import (

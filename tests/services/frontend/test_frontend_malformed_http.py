@@ -7,7 +7,7 @@ import json
 import logging
 
 import pytest
-from frontend_scripted import Client, run
+from support.frontend.frontend_scripted import Client, run
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GET = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"

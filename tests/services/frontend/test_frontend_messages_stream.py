@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from frontend_scripted import (
+from support.frontend.frontend_scripted import (
     MAX_MODEL_LEN,
     Client,
     Script,

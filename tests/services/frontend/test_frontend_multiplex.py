@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import LENGTH, STOP, Client, rejected, say
-from multiplex_client import HI, Socket, said, talk, text, until_told
-from tokenized_script import writes
+from support.frontend.frontend_scripted import LENGTH, STOP, Client, rejected, say
+from support.frontend.multiplex_client import HI, Socket, said, talk, text, until_told
+from support.frontend.tokenized_script import writes
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.logprobs import NamedLogprobs

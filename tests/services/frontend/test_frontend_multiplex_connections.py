@@ -10,10 +10,20 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import STOP, Client, rejected, run, say
-from large_frames import no_large_body_is_read
-from multiplex_client import HI, PATH, ROUTE, Socket, connected, said, talk, text, until_told
-from passing_time import PassingTime
+from support.frontend.frontend_scripted import STOP, Client, rejected, run, say
+from support.frontend.large_frames import no_large_body_is_read
+from support.frontend.multiplex_client import (
+    HI,
+    PATH,
+    ROUTE,
+    Socket,
+    connected,
+    said,
+    talk,
+    text,
+    until_told,
+)
+from support.frontend.passing_time import PassingTime
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import LENGTH, STOP, Client, Script, rejected, run, say
+from support.frontend.frontend_scripted import LENGTH, STOP, Client, Script, rejected, run, say
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.wire.messages.requests import Chat, PromptText, Work

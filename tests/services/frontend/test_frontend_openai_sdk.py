@@ -6,7 +6,7 @@ import asyncio
 
 import openai
 import pytest
-from frontend_scripted import Client, rejected, run, say
+from support.frontend.frontend_scripted import Client, rejected, run, say
 
 from penstock.client.sink import Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import pytest
 import requests
 import schemathesis
-from frontend_scripted import (
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.config import SchemathesisConfig
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi import checks
+from support.frontend.frontend_scripted import (
     LENGTH,
     Client,
     ScriptedGateway,
@@ -19,11 +24,6 @@ from frontend_scripted import (
     say,
     serving,
 )
-from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.config import SchemathesisConfig
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi import checks
 
 from penstock.client.gateway_interface import ServedModel
 from penstock.client.sink import RowExtras, Sink

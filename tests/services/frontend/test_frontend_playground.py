@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, ScriptedGateway, serving
+from support.frontend.frontend_scripted import Client, ScriptedGateway, serving
 
 import penstock.services.frontend
 from penstock.client.gateway_interface import Readiness

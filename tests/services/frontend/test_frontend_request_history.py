@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import Client, rejected, run, say
-from key_files import Keys
+from support.frontend.frontend_scripted import Client, rejected, run, say
+from support.frontend.key_files import Keys
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.process import logs

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import LENGTH, Client, Script, forever, rejected, run, say
+from support.frontend.frontend_scripted import LENGTH, Client, Script, forever, rejected, run, say
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

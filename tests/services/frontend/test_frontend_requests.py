@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import LENGTH, Client, rejected, run, say
+from support.frontend.frontend_scripted import LENGTH, Client, rejected, run, say
 
 from penstock.client.sink import Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from frontend_scripted import (
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from pydantic import TypeAdapter
+from support.frontend.frontend_scripted import (
     LENGTH,
     STOP,
     Client,
@@ -23,8 +25,6 @@ from frontend_scripted import (
     run,
     say,
 )
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
-from frontend_scripted import Client, run, say
-from responses_client import Socket, connected
+from support.frontend.frontend_scripted import Client, run, say
+from support.frontend.responses_client import Socket, connected
 
 from penstock.protocol.wire.messages.requests import Chat
 from penstock.services.frontend.context import CONTEXT

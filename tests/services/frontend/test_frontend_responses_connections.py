@@ -12,10 +12,18 @@ from typing import Any
 
 import aiohttp
 import pytest
-from frontend_scripted import STOP, Client, ScriptedGateway, run, say, serving
-from large_frames import no_large_body_is_read
-from passing_time import PassingTime
-from responses_client import PATH, ROUTE, Socket, connected, talk, text, until_cancelled
+from support.frontend.frontend_scripted import STOP, Client, ScriptedGateway, run, say, serving
+from support.frontend.large_frames import no_large_body_is_read
+from support.frontend.passing_time import PassingTime
+from support.frontend.responses_client import (
+    PATH,
+    ROUTE,
+    Socket,
+    connected,
+    talk,
+    text,
+    until_cancelled,
+)
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

@@ -6,8 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from frontend_scripted import STOP, Client, rejected, run
-from responses_client import PATH, Socket, connected, messages, talk, text, until_cancelled
+from support.frontend.frontend_scripted import STOP, Client, rejected, run
+from support.frontend.responses_client import (
+    PATH,
+    Socket,
+    connected,
+    messages,
+    talk,
+    text,
+    until_cancelled,
+)
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.wire.messages.requests import Work

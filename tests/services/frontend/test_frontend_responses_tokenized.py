@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, run
-from tokenized_script import writes
+from support.frontend.frontend_scripted import Client, run
+from support.frontend.tokenized_script import writes
 
 PATH = "/v1/responses"
 LOGPROBS = ["message.output_text.logprobs"]

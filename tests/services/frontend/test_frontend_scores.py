@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from frontend_scripted import STOP, Client, Script, rejected, run, waiting
+from support.frontend.frontend_scripted import STOP, Client, Script, rejected, run, waiting
 
 from penstock.client import batches
 from penstock.client.gateway_interface import Overloaded, ServedModel

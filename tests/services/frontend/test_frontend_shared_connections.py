@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-from frontend_scripted import (
+from support.frontend.frontend_scripted import (
     LENGTH,
     STOP,
     Client,
@@ -17,7 +17,7 @@ from frontend_scripted import (
     logprobs_of_a_token,
     run,
 )
-from multiplex_client import PATH, Socket, said, text
+from support.frontend.multiplex_client import PATH, Socket, said, text
 
 from penstock.client.sink import RowExtras
 from penstock.protocol.wire.messages.requests import Work

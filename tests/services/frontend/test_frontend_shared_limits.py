@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from frontend_scripted import Client, Script, ScriptedGateway, say, serving
-from key_files import Keys
-from lossy_proxy import LossyProxy, lossy_proxy
-from resp_server import resp_server
+from support.frontend.frontend_scripted import Client, Script, ScriptedGateway, say, serving
+from support.frontend.key_files import Keys
+from support.frontend.lossy_proxy import LossyProxy, lossy_proxy
+from support.frontend.resp_server import resp_server
+from support.pipeline.valkey_process import BINARY, ValkeyProcess, valkey_process
 from valkey import Valkey
-from valkey_process import BINARY, ValkeyProcess, valkey_process
 
 from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer

@@ -8,7 +8,14 @@ import json
 from collections.abc import Awaitable, Callable
 
 import pytest
-from frontend_scripted import Client, Script, ScriptedGateway, run, serving, waiting
+from support.frontend.frontend_scripted import (
+    Client,
+    Script,
+    ScriptedGateway,
+    run,
+    serving,
+    waiting,
+)
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.services.frontend import body

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_scripted import Client
-from key_files import Keys
+from support.frontend.frontend_scripted import Client
+from support.frontend.key_files import Keys
 from test_frontend_load_models import Launcher, use
 
 from penstock.protocol.wire.messages.administration import MODEL_STATES, SLEEP_MODEL, WAKE_MODEL

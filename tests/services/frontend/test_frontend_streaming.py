@@ -7,8 +7,16 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import LENGTH, STOP, Client, parse_events, rejected, run, say
-from passing_time import PassingTime
+from support.frontend.frontend_scripted import (
+    LENGTH,
+    STOP,
+    Client,
+    parse_events,
+    rejected,
+    run,
+    say,
+)
+from support.frontend.passing_time import PassingTime
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig

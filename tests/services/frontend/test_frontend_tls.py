@@ -19,7 +19,7 @@ import grpc
 import pytest
 import uvloop
 from aiohttp.test_utils import make_mocked_request
-from frontend_scripted import Client, ScriptedGateway, run, say
+from support.frontend.frontend_scripted import Client, ScriptedGateway, run, say
 from yarl import URL
 
 from penstock.protocol.config import ConfigError

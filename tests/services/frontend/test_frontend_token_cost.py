@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from frontend_scripted import Client, run
+from support.frontend.frontend_scripted import Client, run
 
 from penstock.client.sink import Sink
 from penstock.protocol.wire.messages.requests import Work

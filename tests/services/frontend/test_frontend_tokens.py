@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, ScriptedGateway, forever, of_any_task, run
+from support.frontend.frontend_scripted import Client, ScriptedGateway, forever, of_any_task, run
 
 from penstock.protocol.tasks import DETOKENIZE, TOKENIZE
 from penstock.protocol.wire.messages.requests import Chat, PromptText, Tokens

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from frontend_scripted import MAX_MODEL_LEN, STOP, Client, Script, run, say
+from support.frontend.frontend_scripted import MAX_MODEL_LEN, STOP, Client, Script, run, say
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.tasks import TOKENIZE

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frontend_scripted import Client, run
-from resp_server import resp_server
+from support.frontend.frontend_scripted import Client, run
+from support.frontend.resp_server import resp_server
 from valkey import Valkey
 
 from penstock.protocol.config import ConfigError, ServerConfig

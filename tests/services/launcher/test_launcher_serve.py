@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from counted import cpu_seconds, wakes
+from support.counted import cpu_seconds, wakes
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.services.launcher.builtin_model import builtin_model

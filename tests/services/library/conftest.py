@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from async_clients import SETTINGS
+from support.library.async_clients import SETTINGS
 
 from penstock import LLM
 

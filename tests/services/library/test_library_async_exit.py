@@ -7,9 +7,9 @@ import threading
 
 import psutil
 import pytest
-from async_clients import Program, aborted_and_killed, server_of
-from left_behind import named_memory, orphans, own_place
-from served import leftovers
+from support.chaos.left_behind import named_memory, orphans, own_place
+from support.library.async_clients import Program, aborted_and_killed, server_of
+from support.pipeline.served import leftovers
 
 
 def kernel_threads() -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from async_clients import GREEDY, LONG, prompt, rest_of, server_of
+from support.library.async_clients import GREEDY, LONG, prompt, rest_of, server_of
 
 from penstock import AsyncLLM, ServerFailed
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
-from async_clients import (
+from support.library.async_clients import (
     GREEDY,
     LONG,
     SETTINGS,
@@ -18,7 +18,7 @@ from async_clients import (
     prompt,
     rest_of,
 )
-from joined import joining
+from support.library.joined import joining
 
 from penstock import LLM, AsyncLLM, LLMEngine, RequestOutput, SamplingParams
 from penstock.protocol.wire.messages.requests import RequestHead, Work

@@ -14,8 +14,8 @@ from unittest import mock
 import httpx
 import psutil
 import pytest
-from async_clients import SETTINGS, open_requests, workers_of
-from joined import joining
+from support.library.async_clients import SETTINGS, open_requests, workers_of
+from support.library.joined import joining
 
 import penstock
 from penstock import LLM, AsyncLLM

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from terminals import terminal_as_stderr
+from support.library.terminals import terminal_as_stderr
 
 from penstock import LLM, BeamSearchParams, SamplingParams
 from penstock.client.gateway_interface import ServedModel

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from async_clients import server_of
-from joined import joining
-from pooled_models import write_classifier
+from support.library.async_clients import server_of
+from support.library.joined import joining
+from support.library.pooled_models import write_classifier
 
 from penstock import LLM, AsyncLLM, RequestRefused
 

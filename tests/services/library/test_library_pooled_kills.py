@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from joined import joining
-from pooled_models import write_classifier
+from support.library.joined import joining
+from support.library.pooled_models import write_classifier
 
 from penstock import LLM, AsyncLLM
 from penstock.client.ledger import ClientLedger

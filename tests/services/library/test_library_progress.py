@@ -6,7 +6,7 @@ import io
 import sys
 
 import pytest
-from terminals import terminal_as_stderr
+from support.library.terminals import terminal_as_stderr
 
 from penstock.services.library.progress import ProgressBar
 

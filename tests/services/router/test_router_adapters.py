@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from counted import instructions
+from support.counted import instructions
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message

@@ -7,7 +7,7 @@ from array import array
 
 import msgspec
 import pytest
-from counted import instructions
+from support.counted import instructions
 
 from penstock.protocol.prefix_digest import chain_root, covered, extended, split
 from penstock.protocol.wire import codec

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from counted import calls
+from support.counted import calls
 
 from penstock.protocol.wire import codec
 from penstock.protocol.wire.codec import Message

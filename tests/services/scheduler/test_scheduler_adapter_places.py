@@ -9,7 +9,7 @@ from collections import deque
 from weakref import ref
 
 import pytest
-from scheduler_harness import ROOMY, Engine, prompt, small
+from support.scheduler.scheduler_harness import ROOMY, Engine, prompt, small
 
 from penstock.protocol.wire.messages.steps import AdapterBrought, StepFailed, StepPlan
 from penstock.services.scheduler.adapter_places import ASK_SECONDS, TURN_SECONDS

@@ -7,7 +7,7 @@ import random
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, small, token_work
+from support.scheduler.scheduler_harness import Engine, small, token_work
 
 from penstock.protocol.prefix_digest import (
     BOUNDARIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.process.service import TICK_SECONDS
 from penstock.protocol.wire.messages.tokens import EndReason

@@ -6,9 +6,9 @@ import functools
 import time
 
 import pytest
-from counted import instructions
-from scheduler_harness import token_work
-from simulated_worker import token_bytes
+from support.counted import instructions
+from support.scheduler.scheduler_harness import token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.protocol.wire.messages.steps import StepResult
 from penstock.services.scheduler.core import SchedulerCore

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.wire.codec import Message

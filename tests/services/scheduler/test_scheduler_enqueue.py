@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
-from scheduler_harness import prompt, small, token_work
-from simulated_worker import SimulatedWorker, token_list
+from support.scheduler.scheduler_harness import prompt, small, token_work
+from support.scheduler.simulated_worker import SimulatedWorker, token_list
 
 from penstock.protocol.ownership.scheduler import SchedulerLedger
 from penstock.protocol.wire.codec import Message

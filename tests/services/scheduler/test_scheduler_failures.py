@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scheduler_harness import ROOMY, Engine, prompt, small, token_work
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import ROOMY, Engine, prompt, small, token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.protocol.wire.messages.steps import StepFailed, StepResult
 from penstock.protocol.wire.messages.tokens import EndReason

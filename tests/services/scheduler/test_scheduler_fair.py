@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from scheduler_harness import Engine, prompt, small
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import Engine, prompt, small
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.services.scheduler import fair
 from penstock.services.scheduler.fair import DECODE_WEIGHT, PREFILL_WEIGHT, FairByTenant

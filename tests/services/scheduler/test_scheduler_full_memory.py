@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.services.scheduler.block_manager import BlockManager
 from penstock.services.scheduler.head_room import HeadRoom

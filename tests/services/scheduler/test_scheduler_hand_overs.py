@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from kept_engine import Keeper, KeptEngine
-from scheduler_harness import prompt, small
+from support.scheduler.kept_engine import Keeper, KeptEngine
+from support.scheduler.scheduler_harness import prompt, small
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.participant import Ended

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kept_engine import SPACE
-from scheduler_harness import Engine, small
+from support.scheduler.kept_engine import SPACE
+from support.scheduler.scheduler_harness import Engine, small
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import TierKeys, TierOpen, TierOpened

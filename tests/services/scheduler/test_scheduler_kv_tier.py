@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from kept_engine import Keeper, KeptEngine
-from scheduler_harness import prompt, small
+from support.scheduler.kept_engine import Keeper, KeptEngine
+from support.scheduler.scheduler_harness import prompt, small
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.kv_tier import TierKeys

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from grouped_worker import GroupedWorker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Engine, prompt
+from support.scheduler.grouped_worker import GroupedWorker
+from support.scheduler.scheduler_harness import Engine, prompt
 
 from penstock.protocol.wire.messages.engine import CHUNK_ATTENTION, WINDOW_ATTENTION, LayerGroup
 from penstock.services.scheduler.limits import Limits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.wire.messages.tokens import EndReason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from scheduler_harness import token_work
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.scheduler.core import SchedulerCore

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.services.scheduler.limits import Limits
 

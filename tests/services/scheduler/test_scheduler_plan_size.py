@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Engine, small, token_work
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import Engine, small, token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.protocol.sampling import SamplingParams, resolve
 from penstock.protocol.wire import codec

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.protocol.config import ConfigError
 from penstock.services import cli

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.services.scheduler.policy import FirstComeFirstServed
 from penstock.services.scheduler.sequence import Request, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.protocol.wire.messages.engine import StepShape
 from penstock.protocol.wire.messages.steps import StepResult

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.protocol.wire.messages.administration import (
     REQUEST_PROGRESS,

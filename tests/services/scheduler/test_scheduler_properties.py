@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Engine
+from support.scheduler.scheduler_harness import Engine
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.steps import SlotSampling

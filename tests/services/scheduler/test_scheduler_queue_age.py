@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf", "fair"])

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, prompt, small, token_work
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.client.ledger import ClientLedger
 from penstock.protocol.model_info import ModelInfo, read_model_info

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from counted import instructions
+from support.counted import instructions
 
 from penstock.services.scheduler import retained_blocks
 from penstock.services.scheduler.block_manager import BlockManager

@@ -8,8 +8,8 @@ from collections import Counter
 
 import msgspec
 import pytest
-from counted import instructions
-from scheduler_harness import Engine, prompt, small, token_work
+from support.counted import instructions
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
 from penstock.protocol.wire.messages.requests import TokenWork

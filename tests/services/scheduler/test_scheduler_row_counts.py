@@ -6,8 +6,8 @@ from array import array
 
 import msgspec
 import pytest
-from scheduler_harness import Engine, prompt, small, token_work
-from simulated_worker import token_bytes, token_list
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.simulated_worker import token_bytes, token_list
 
 from penstock.protocol.logprobs import PackedLogprobs, entry_bytes
 from penstock.protocol.wire.messages.steps import SampledLogprobs, StepPlan, StepResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from scheduler_harness import Engine, prompt
-from simulated_worker import token_bytes, token_list
+from support.scheduler.scheduler_harness import Engine, prompt
+from support.scheduler.simulated_worker import token_bytes, token_list
 
 from penstock.protocol.process.faults import Faults
 from penstock.protocol.process.metrics import Registry

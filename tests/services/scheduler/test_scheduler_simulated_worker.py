@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scheduler_harness import ROOMY, Engine
-from simulated_worker import BrokenRule, SimulatedWorker, token_bytes
+from support.scheduler.scheduler_harness import ROOMY, Engine
+from support.scheduler.simulated_worker import BrokenRule, SimulatedWorker, token_bytes
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan, StepResult
 

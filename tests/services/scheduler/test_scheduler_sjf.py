@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_harness import Engine, prompt, small
+from support.scheduler.scheduler_harness import Engine, prompt, small
 
 from penstock.services.scheduler import shortest_job
 from penstock.services.scheduler.limits import Limits

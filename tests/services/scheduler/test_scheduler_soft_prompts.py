@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kept_engine import Keeper, KeptEngine
-from scheduler_harness import Engine, prompt, small, token_work
+from support.scheduler.kept_engine import Keeper, KeptEngine
+from support.scheduler.scheduler_harness import Engine, prompt, small, token_work
 
 from penstock.protocol.prefix_digest import BOUNDARIES, chain_root, extended, split
 from penstock.protocol.wire.messages.administration import AdapterPlace

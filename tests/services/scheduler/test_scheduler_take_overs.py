@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-from kept_engine import Keeper, KeptEngine
-from scheduler_harness import prompt, small
+from support.scheduler.kept_engine import Keeper, KeptEngine
+from support.scheduler.scheduler_harness import prompt, small
 
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.wire.messages.hand_overs import DecodeRoom

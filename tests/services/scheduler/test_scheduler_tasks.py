@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_harness import prompt, small, token_work
-from simulated_worker import token_bytes
+from support.scheduler.scheduler_harness import prompt, small, token_work
+from support.scheduler.simulated_worker import token_bytes
 
 from penstock.protocol.prefix_digest import DIGEST_BYTES, chain_root, extended
 from penstock.protocol.wire.messages.requests import ChoiceState, TokenWork

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kept_engine import Keeper, KeptEngine
-from scheduler_harness import prompt, small
+from support.scheduler.kept_engine import Keeper, KeptEngine
+from support.scheduler.scheduler_harness import prompt, small
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, TierGot

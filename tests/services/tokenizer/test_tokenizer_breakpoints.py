@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_templates import ALTERNATING, CHATML, LLAMA_3
+from support.tokenizer.chat_templates import ALTERNATING, CHATML, LLAMA_3
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.model_info import ModelInfo, read_model_info

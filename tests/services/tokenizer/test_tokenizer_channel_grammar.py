@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from grammar_follower import ENCODED, Follower, takes, tokenizer_of
-from prepared_grammars import grammar_of
+from support.tokenizer.grammar_follower import ENCODED, Follower, takes, tokenizer_of
+from support.tokenizer.prepared_grammars import grammar_of
 
 from penstock.protocol.grammar.request import Grammar, from_response_format
 from penstock.protocol.wire.messages.requests import OutputFormat

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
-from growth import LINEAR, sixteenfold
+from support.growth import LINEAR, sixteenfold
+from support.tokenizer.chat_templates import (
+    ALTERNATING,
+    CHATML,
+    CONVERSATIONS,
+    SYSTEM,
+    TEMPLATES,
+    THINKING,
+)
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.tokenizer.chat_template import (

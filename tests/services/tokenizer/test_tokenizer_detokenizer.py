@@ -4,11 +4,11 @@ import random
 import time
 
 import pytest
-from counted import instructions
-from growth import LINEAR, sixteenfold
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_zoo import zoo
+from support.counted import instructions
+from support.growth import LINEAR, sixteenfold
+from support.tokenizer.tokenizer_zoo import zoo
 
 from penstock.services.tokenizer.detokenizer import (
     ByteDetokenizer,

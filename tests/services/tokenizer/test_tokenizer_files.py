@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asked_transformers import asked_here
-from tokenizer_zoo import WORDS, byte_level, llama_2, metaspace, unigram, word_piece
+from support.tokenizer.asked_transformers import asked_here
+from support.tokenizer.tokenizer_zoo import (
+    WORDS,
+    byte_level,
+    llama_2,
+    metaspace,
+    unigram,
+    word_piece,
+)
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import TEMPLATES
-from tokenizer_zoo import byte_level
+from support.tokenizer.chat_templates import TEMPLATES
+from support.tokenizer.tokenizer_zoo import byte_level
 
 from penstock.services.launcher.builtin_model import builtin_model
 from penstock.services.tokenizer.chat_template import ChatTemplate

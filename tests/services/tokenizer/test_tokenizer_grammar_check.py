@@ -13,9 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import patient_grammars
 import pytest
-import ruinous_grammars
+from support.tokenizer import patient_grammars, ruinous_grammars
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.request import MAX_SOURCE_BYTES, Grammar

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "output"))
-from replay import Case, call, check
+from support.tokenizer.output.replay import Case, call, check
+from support.tokenizer.output.written import written
 from test_tokenizer_tool_grammar import Follower
-from written import written
 
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.prompt_error import PromptError

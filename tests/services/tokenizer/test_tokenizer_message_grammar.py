@@ -3,18 +3,15 @@ of their own, and calls or words that keep to a form where the request asks for 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from grammar_follower import ENCODED, takes, tokenizer_of
-from prepared_grammars import grammar_of
-
-sys.path.insert(0, str(Path(__file__).parent / "output"))
-from written import written
+from support.tokenizer.grammar_follower import ENCODED, takes, tokenizer_of
+from support.tokenizer.output.written import written
+from support.tokenizer.prepared_grammars import grammar_of
 
 from penstock.protocol.grammar.request import from_response_format
 from penstock.protocol.wire.messages.requests import OutputFormat, ToolMode

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from chat_templates import CHATML
-from grammar_follower import tokenizer_of
-
-sys.path.insert(0, str(Path(__file__).parent / "output"))
-from replay import merged
-from written import written
+from support.tokenizer.chat_templates import CHATML
+from support.tokenizer.grammar_follower import tokenizer_of
+from support.tokenizer.output.replay import merged
+from support.tokenizer.output.written import written
 
 from penstock.protocol.ownership.choice import Choice
 from penstock.protocol.sampling import SamplingParams

@@ -3,10 +3,10 @@ from __future__ import annotations
 import time
 
 import pytest
-from counted import instructions
-from growth import LINEAR, sixteenfold
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted import instructions
+from support.growth import LINEAR, sixteenfold
 
 from penstock.services.tokenizer.stop_strings import StopStrings, stop_automaton
 

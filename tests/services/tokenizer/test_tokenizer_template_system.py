@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from chat_templates import CHATML
-from grammar_follower import tokenizer_of
+from support.tokenizer.chat_templates import CHATML
+from support.tokenizer.grammar_follower import tokenizer_of
 
 from penstock.protocol.wire.messages.requests import Chat
 from penstock.services.tokenizer.chat_template import ChatTemplate

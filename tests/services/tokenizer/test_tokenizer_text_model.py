@@ -13,9 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from asked_transformers import asked_here
-from chat_templates import ALTERNATING, CHATML, CONVERSATIONS, SYSTEM, TEMPLATES, THINKING
-from tokenizer_zoo import byte_level, llama_2, zoo
+from support.tokenizer.asked_transformers import asked_here
+from support.tokenizer.chat_templates import (
+    ALTERNATING,
+    CHATML,
+    CONVERSATIONS,
+    SYSTEM,
+    TEMPLATES,
+    THINKING,
+)
+from support.tokenizer.tokenizer_zoo import byte_level, llama_2, zoo
 from tokenizers import Tokenizer
 
 from penstock.loadtest.models.make_model import make_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from chat_templates import CHATML, THINKING
+from support.tokenizer.chat_templates import CHATML, THINKING
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.loadtest.models.make_model import make_tokenizer

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from grammar_follower import ENCODED, Follower, takes, tokenizer_of
-
-sys.path.insert(0, str(Path(__file__).parent / "output"))
-from written import written
+from support.tokenizer.grammar_follower import ENCODED, Follower, takes, tokenizer_of
+from support.tokenizer.output.written import written
 
 from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.wire.messages.requests import OutputFormat, ToolMode

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import write_model
+from support.worker.tiny_models import write_model
 
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_folders import PREFIX, write_adapter
+from support.pipeline.adapter_folders import PREFIX, write_adapter
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.adapters import peft_folder

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from adapter_folders import write_adapter
 from safetensors.torch import load_file
-from tiny_adapters import CPU, adapted, modules_of, settings_for
-from tiny_models import make_model
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.tiny_adapters import CPU, adapted, modules_of, settings_for
+from support.worker.tiny_models import make_model
 
 from penstock.protocol.config import ConfigError
 from penstock.protocol.config.adapters import contradictions_of_adapters

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_folders import write_adapter
 from msgspec.structs import replace
-from plan_driver import PlanDriver
-from ranks_in_threads import ranks_of
-from tiny_adapters import CPU, adapted, bring, come, merge, modules_of, settings_for
-from tiny_models import make_model, some_prompts
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.plan_driver import PlanDriver
+from support.worker.ranks_in_threads import ranks_of
+from support.worker.tiny_adapters import CPU, adapted, bring, come, merge, modules_of, settings_for
+from support.worker.tiny_models import make_model, some_prompts
 from torch import Tensor
 
 from penstock.kernels.low_rank import AdapterRows

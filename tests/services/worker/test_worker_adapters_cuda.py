@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_folders import write_adapter
-from plan_driver import PlanDriver
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_adapters import bring, come, merge, modules_of
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters import expected, logits
-from tiny_adapters import bring, come, merge, modules_of
-from tiny_models import make_model, some_prompts
 
 from penstock.protocol.config import (
     CacheConfig,

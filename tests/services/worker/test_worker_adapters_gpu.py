@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_folders import write_adapter
 from msgspec.structs import replace
-from plan_driver import PlanDriver
-from repeated_work import Repeated
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.plan_driver import PlanDriver
+from support.worker.repeated_work import Repeated
+from support.worker.tiny_adapters import adapted, bring, come, merge, modules_of, settings_for
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters import executor_of, expected, logits
-from tiny_adapters import adapted, bring, come, merge, modules_of, settings_for
-from tiny_models import make_model, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

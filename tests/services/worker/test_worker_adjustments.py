@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from asked_slots import EVERY_KIND, asking, biased, ids
-from plan_driver import GREEDY, PlanDriver
-from tiny_models import generated, some_prompts
+from support.worker.asked_slots import EVERY_KIND, asking, biased, ids
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_models import generated, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

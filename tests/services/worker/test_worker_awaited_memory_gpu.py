@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_driver import PlanDriver
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 from test_worker_gpu_executor import DEVICE, gpu_executor, silent
-from tiny_models import some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import VARIANTS, write_model
+from support.worker.tiny_models import VARIANTS, write_model
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.worker.load_report import LoadReport

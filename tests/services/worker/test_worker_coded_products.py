@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from coded_twins import CONFIG, EPS, a_space, agree, step, twins
+from support.worker.coded_twins import CONFIG, EPS, a_space, agree, step, twins
 
 from penstock.kernels.gpu import code_shapes
 from penstock.services.worker.gpu import coded_products

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 import msgspec
-from coded_twins import CONFIG, EPS, a_space, agree, step, twins
+from support.worker.coded_twins import CONFIG, EPS, a_space, agree, step, twins
 
 from penstock.services.worker.gpu.coded_products import CodedProducts, Fp8Products, choose_coded
 from penstock.services.worker.gpu.layer_products import LibraryProducts

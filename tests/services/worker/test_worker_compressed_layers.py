@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from sharp_model import CONFIG as SMALL
+from support.worker.sharp_model import CONFIG as SMALL
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import read_model_info

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from quantized_folders import Stored, Writer, write_twins
+from support.worker.quantized_folders import Stored, Writer, write_twins
+from support.worker.whole_logits import our_logits
 from torch import Tensor
-from whole_logits import our_logits
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationArgs

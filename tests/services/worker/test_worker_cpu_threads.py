@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from plan_driver import PlanDriver
+from support.worker.plan_driver import PlanDriver
 
 from penstock.protocol.config import (
     CacheConfig,

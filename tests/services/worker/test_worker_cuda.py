@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plan_driver import PlanDriver
+from support.worker.plan_driver import PlanDriver
 
 from penstock.kernels.draw_keys import draw_keys, key_words
 from penstock.kernels.sampling import exponential

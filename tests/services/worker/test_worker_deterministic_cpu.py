@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from plan_driver import PlanDriver
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.config.fields import LoadingConfig, SpeculationConfig

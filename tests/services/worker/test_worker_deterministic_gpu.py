@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from plan_driver import PlanDriver
-from tiny_models import generated, some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import generated, some_prompts
 
 from penstock.protocol.config import (
     CacheConfig,

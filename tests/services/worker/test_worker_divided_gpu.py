@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 import torch
-from plan_driver import PlanDriver
-from quantized_folders import WRITERS, write_twins
-from ranks_in_threads import CPU, Ranks, ThreadsMeeting
-from tiny_models import generated, some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.ranks_in_threads import CPU, Ranks, ThreadsMeeting
+from support.worker.tiny_models import generated, some_prompts
 from torch import Tensor
 
 from penstock.kernels import all_reduce as reference

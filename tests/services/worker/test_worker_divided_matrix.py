@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from plan_driver import GREEDY
-from ranks_in_threads import ranks_of
-from scheduled_executor import Outputs, scheduled, work
-from tiny_models import some_prompts, write_model
+from support.worker.plan_driver import GREEDY
+from support.worker.ranks_in_threads import ranks_of
+from support.worker.scheduled_executor import Outputs, scheduled, work
+from support.worker.tiny_models import some_prompts, write_model
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.request import Grammar

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from plan_driver import GREEDY, PlanDriver
-from pooled_prompts import pooled
-from quantized_folders import WRITERS, write_twins
-from ranks_in_threads import ThreadsMeeting, ranks_of
-from sampler_slots import EVERY_SAMPLER
-from tiny_models import some_prompts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.pooled_prompts import pooled
+from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.ranks_in_threads import ThreadsMeeting, ranks_of
+from support.worker.sampler_slots import EVERY_SAMPLER
+from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.config import ClusterConfig, Config, ConfigError, ModelConfig
 from penstock.protocol.logprobs import PackedLogprobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from plan_driver import GREEDY
+from support.worker.plan_driver import GREEDY
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from plan_driver import GREEDY, PlanDriver
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_models import some_prompts, write_model
 from test_worker_drafted_rows import GRAMMARS, following_grammars, up_to_end
 from test_worker_drafting_executor import ADJUSTED
 from test_worker_eagle3 import drafting_by
 from test_worker_model_executor import executor_for, silent
-from tiny_models import some_prompts, write_model
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.config import Config, ConfigError

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.counted import instructions
 
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
 from penstock.services.worker.speculation.drafting import MOST_DRAWN, Drafting
@@ -27,7 +28,6 @@ from penstock.services.worker.speculation.text_proposers import (
     NgramProposer,
     SuffixProposer,
 )
-from tests.counted import instructions
 
 
 def fibonacci_word(length: int) -> list[int]:

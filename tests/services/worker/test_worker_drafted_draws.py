@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracle_drafts import AllDrafts, OracleProposer
-from plan_driver import PlanDriver
+from support.worker.oracle_drafts import AllDrafts, OracleProposer
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_model_executor import executor_for
-from tiny_models import make_model, some_prompts
 
 from penstock.protocol.wire.messages.steps import SlotAdjustments, SlotSampling
 from penstock.services.worker.drafting_executor import DraftingExecutor

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from adapter_folders import write_adapter
-from oracle_drafts import AllDrafts, OracleProposer, speculating
-from plan_driver import GREEDY, PlanDriver
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.oracle_drafts import AllDrafts, OracleProposer, speculating
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_adapters import adapted, modules_of
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_model_executor import executor_for
-from tiny_adapters import adapted, modules_of
-from tiny_models import make_model, some_prompts
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary

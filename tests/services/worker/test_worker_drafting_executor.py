@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracle_drafts import AllDrafts, OracleProposer, speculating
-from plan_driver import GREEDY, PlanDriver
+from support.worker.oracle_drafts import AllDrafts, OracleProposer, speculating
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_models import FAMILIES, VARIANTS, some_prompts
 from test_worker_model_executor import executor_for
-from tiny_models import FAMILIES, VARIANTS, some_prompts
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle_drafts import AllDrafts
-from plan_driver import GREEDY, PlanDriver
-from plan_driver import Sequence as Planned
+from support.worker.oracle_drafts import AllDrafts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.plan_driver import Sequence as Planned
+from support.worker.tiny_heads import DIM, KV_HEADS, PlainHead, tensors_of, write_head
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_drafting_executor import ADJUSTED
 from test_worker_model_executor import executor_for
-from tiny_heads import DIM, KV_HEADS, PlainHead, tensors_of, write_head
-from tiny_models import make_model, some_prompts
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan

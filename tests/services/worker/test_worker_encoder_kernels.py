@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded_steps import recorded, recording
-from tiny_encoders import FAMILIES, make_encoder, write_encoder
-from tiny_models import make_model
+from support.worker.recorded_steps import recorded, recording
+from support.worker.tiny_encoders import FAMILIES, make_encoder, write_encoder
+from support.worker.tiny_models import make_model
 
 pytest.importorskip("triton")
 

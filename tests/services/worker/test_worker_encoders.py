@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pooled_prompts import pooled
-from tiny_encoders import FAMILIES, make_encoder, write_encoder
-from tiny_models import make_model
+from support.worker.pooled_prompts import pooled
+from support.worker.tiny_encoders import FAMILIES, make_encoder, write_encoder
+from support.worker.tiny_models import make_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from penstock.kernels import linear

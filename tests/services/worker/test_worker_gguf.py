@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from quantized_folders import Twins
 from safetensors.torch import load_file, save_file
-from tiny_models import SHARED
+from support.worker.quantized_folders import Twins
+from support.worker.tiny_models import SHARED
+from support.worker.whole_logits import our_logits
 from torch import Tensor
-from whole_logits import our_logits
 
 from penstock.kernels.gguf_blocks import weight_of_blocks
 from penstock.protocol.model_info import BadModelFolder, read_model_info

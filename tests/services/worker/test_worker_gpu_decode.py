@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 import torch
 import triton
-from sharp_model import CONFIG, executor_of, sharp_weights
+from support.worker.sharp_model import CONFIG, executor_of, sharp_weights
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.compressed_layers import compress_all

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 import triton
-from adapter_folders import write_adapter
-from asked_slots import asking, biased
-from oracle_drafts import AllDrafts, OracleProposer, speculating
-from plan_driver import GREEDY, PlanDriver
+from support.pipeline.adapter_folders import write_adapter
+from support.worker.asked_slots import asking, biased
+from support.worker.oracle_drafts import AllDrafts, OracleProposer, speculating
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_adapters import modules_of
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters_gpu import gpu_executor as with_adapters
 from test_worker_gpu_executor import DEVICE, gpu_executor, silent
-from tiny_adapters import modules_of
-from tiny_models import make_model, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

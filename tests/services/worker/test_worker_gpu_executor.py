@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from asked_slots import EVERY_KIND, asking, biased, ids
-from plain_logprobs import check_outputs, check_prompts
-from plan_driver import GREEDY, PlanDriver
-from repeated_work import Repeated
-from tiny_models import generated, some_prompts
+from support.worker.asked_slots import EVERY_KIND, asking, biased, ids
+from support.worker.plain_logprobs import check_outputs, check_prompts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.repeated_work import Repeated
+from support.worker.tiny_models import generated, some_prompts
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import compile_grammar

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from plain_logprobs import check_prompts
-from plan_driver import GREEDY, PlanDriver
-from repeated_work import Repeated
-from tiny_models import enlarged, generated, seen_through_blocks, some_prompts
+from support.worker.plain_logprobs import check_prompts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.repeated_work import Repeated
+from support.worker.tiny_models import enlarged, generated, seen_through_blocks, some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

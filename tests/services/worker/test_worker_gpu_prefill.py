@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton
-from sharp_model import CONFIG, executor_of, sharp_weights
+from support.worker.sharp_model import CONFIG, executor_of, sharp_weights
 
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.executor import GpuExecutor

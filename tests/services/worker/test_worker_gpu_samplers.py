@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from asked_slots import asking, biased, ids
-from plan_driver import GREEDY, PlanDriver
-from sampler_slots import EVERY_SAMPLER, MIROSTAT
+from support.worker.asked_slots import asking, biased, ids
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.sampler_slots import EVERY_SAMPLER, MIROSTAT
+from support.worker.tiny_models import some_prompts
 from test_worker_gpu_executor import ON_GPU, gpu_executor, plain_executor
-from tiny_models import some_prompts
 
 from penstock.protocol.wire.messages.steps import Chunk, Dry, NewSlot, StepPlan
 from penstock.services.worker.gpu import stage_rows

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import triton
-from asked_slots import EVERY_KIND, asking, biased, ids
-from sharp_model import CONFIG as SMALL
+from support.worker.asked_slots import EVERY_KIND, asking, biased, ids
+from support.worker.sharp_model import CONFIG as SMALL
 
 from penstock.loadtest.models.make_model import make_tokenizer
 from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary

@@ -12,9 +12,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 import torch
-from plan_driver import PlanDriver
-from quantized_folders import WRITERS, write_twins
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.tiny_models import some_prompts
 from torch import Tensor
 
 from penstock.protocol.config import (

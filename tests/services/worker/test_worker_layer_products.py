@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from sharp_model import CONFIG as SMALL
+from support.worker.sharp_model import CONFIG as SMALL
 
 from penstock.services.worker.gpu import layer_products, row_linears
 from penstock.services.worker.gpu.kernel_choice import KernelChoice

@@ -12,8 +12,8 @@ import msgspec
 import psutil
 import pytest
 import torch
-from plan_driver import PlanDriver
-from tiny_encoders import FAMILIES, make_encoder, write_encoder
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_encoders import FAMILIES, make_encoder, write_encoder
 
 from penstock.protocol.config import (
     CacheConfig,

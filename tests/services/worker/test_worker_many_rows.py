@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_driver import PlanDriver
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 
 from penstock.kernels import activation
 from penstock.kernels.activation import silu_and_mul

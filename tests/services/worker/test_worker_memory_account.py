@@ -14,10 +14,10 @@ import torch
 pytest.importorskip("triton")
 
 import transformers
-from asked_slots import EVERY_KIND
-from plan_driver import PlanDriver
-from pretended_memory import PretendedMemory
-from tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
+from support.worker.asked_slots import EVERY_KIND
+from support.worker.plan_driver import PlanDriver
+from support.worker.pretended_memory import PretendedMemory
+from support.worker.tiny_models import FAMILIES, SHARED, VARIANTS, some_prompts
 from triton.runtime.interpreter import GridExecutor
 
 from penstock.kernels import attention, sdpa_attention

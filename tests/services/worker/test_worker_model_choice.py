@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plan_driver import PlanDriver
-from tiny_models import some_prompts
-from whole_logits import assert_alike, configured
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
+from support.worker.whole_logits import assert_alike, configured
 
 from penstock.protocol.config import (
     CacheConfig,

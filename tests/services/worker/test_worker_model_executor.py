@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from plain_logprobs import check_outputs, check_prompts
-from plan_driver import GREEDY, PlanDriver
-from tiny_models import (
+from support.worker.plain_logprobs import check_outputs, check_prompts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_models import (
     FAMILIES,
     VARIANTS,
     enlarged,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tiny_models import LLAMA3, with_a_larger_layer
+from support.worker.tiny_models import LLAMA3, with_a_larger_layer
 
 from penstock.kernels.rotary import RopeParameters
 from penstock.protocol.model_info import BadModelFolder, read_model_info

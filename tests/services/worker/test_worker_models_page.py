@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_driver import PlanDriver
-from tiny_models import generated, some_prompts, write_model
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import generated, some_prompts, write_model
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

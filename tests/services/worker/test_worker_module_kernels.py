@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_model
+from support.worker.tiny_models import make_model
 from torch import Tensor, nn
 
 from penstock.services.worker.gpu.module_kernels import use_kernels

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_in_threads import ThreadsMeeting
+from support.worker.ranks_in_threads import ThreadsMeeting
 
 from penstock.kernels.gpu.all_reduce import GAVE_UP, STOP, PeerRows
 from penstock.services.worker.gpu import one_shot

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from plan_driver import PlanDriver
-from pretended_memory import PretendedMemory
-from quantized_folders import WRITERS, write_twins
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.pretended_memory import PretendedMemory
+from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.tiny_models import some_prompts
 from torch import Tensor
 
 from penstock.protocol.config import (

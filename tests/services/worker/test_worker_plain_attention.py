@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from plan_driver import PlanDriver
-from tiny_models import generated, make_model, some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import generated, make_model, some_prompts
 
 from penstock.kernels.attention import ReferenceAttention
 from penstock.kernels.attention_backend import CacheShape, PlannedBatch, QuerySpans

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pooled_prompts import pooled
+from support.worker.pooled_prompts import pooled
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_model_executor import executor_for
-from tiny_models import make_model, some_prompts
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForSequenceClassification
 

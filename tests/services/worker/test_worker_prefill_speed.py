@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plan_driver import PlanDriver
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

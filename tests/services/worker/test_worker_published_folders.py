@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from pooled_prompts import pooled
-from published_folders import (
+from safetensors.torch import load_file
+from support.pipeline.published_folders import (
     GEMMA_PROMPTS,
     QWEN3_PROMPTS,
     write_embedding_gemma,
     write_qwen3_embedding,
     write_qwen3_reranker,
 )
-from safetensors.torch import load_file
+from support.worker.pooled_prompts import pooled
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from penstock.protocol.config import Config

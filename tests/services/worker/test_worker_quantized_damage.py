@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_folders import (
+from support.worker.quantized_folders import (
     WRITERS,
     change_tensors,
     compressed,

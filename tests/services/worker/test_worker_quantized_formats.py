@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quantized_folders import (
+from support.worker.quantized_folders import (
     WRITERS,
     Stored,
     Twins,
@@ -19,7 +19,7 @@ from quantized_folders import (
     packed,
     write_twins,
 )
-from whole_logits import CPU, our_logits
+from support.worker.whole_logits import CPU, our_logits
 
 from penstock.kernels.quantized_linear import PackedWeight
 from penstock.kernels.quantized_weight import QuantizedWeight

@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from plan_driver import PlanDriver
-from quantized_folders import WRITERS, Writer, compressed, write_twins
-from tiny_models import some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.quantized_folders import WRITERS, Writer, compressed, write_twins
+from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

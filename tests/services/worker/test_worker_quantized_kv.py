@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from oracle_drafts import speculating
-from plan_driver import PlanDriver
-from ranks_in_threads import ranks_of
-from tiny_models import some_prompts
+from support.worker.oracle_drafts import speculating
+from support.worker.plan_driver import PlanDriver
+from support.worker.ranks_in_threads import ranks_of
+from support.worker.tiny_models import some_prompts
 
 from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.kv_cache import read_blocks

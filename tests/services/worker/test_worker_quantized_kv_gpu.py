@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from plan_driver import PlanDriver
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 from test_worker_gpu_executor import DEVICE, ON_GPU, silent
-from tiny_models import some_prompts
 
 from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.protocol.model_info import read_model_info

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from plan_driver import GREEDY, PlanDriver
-from ranks_in_processes import rank_processes
-from tiny_models import some_prompts
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.ranks_in_processes import rank_processes
+from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes

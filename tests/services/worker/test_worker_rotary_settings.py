@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import LLAMA3, YARN
-from whole_logits import READ_BY_NEWER, assert_alike, configured
+from support.worker.tiny_models import LLAMA3, YARN
+from support.worker.whole_logits import READ_BY_NEWER, assert_alike, configured
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services.worker.models.registry import adapter_for

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from asked_slots import asking
-from plan_driver import GREEDY, PlanDriver
-from sampler_slots import EVERY_SAMPLER, MIROSTAT, staged
-from tiny_models import generated, some_prompts
+from support.worker.asked_slots import asking
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.sampler_slots import EVERY_SAMPLER, MIROSTAT, staged
+from support.worker.tiny_models import generated, some_prompts
 
 from penstock.kernels.sampling.samplers.mirostat import bound_after
 from penstock.protocol.model_info import read_model_info

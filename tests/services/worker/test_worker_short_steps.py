@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_encoders import make_encoder, write_encoder
+from support.worker.tiny_encoders import make_encoder, write_encoder
 
 from penstock.protocol.config import Config
 from penstock.protocol.config.fields import DeviceConfig, ModelConfig

@@ -7,8 +7,8 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from counted import instructions
-from plan_driver import GREEDY, PlanDriver
+from support.counted import instructions
+from support.worker.plan_driver import GREEDY, PlanDriver
 
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (

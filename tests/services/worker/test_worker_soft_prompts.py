@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_folders import ROWS, write_adapter, write_soft_prompt
-from oracle_drafts import speculating
-from plan_driver import GREEDY, PlanDriver
-from quantized_folders import WRITERS, write_twins
-from ranks_in_threads import ranks_of
 from safetensors.torch import load_file
+from support.pipeline.adapter_folders import ROWS, write_adapter, write_soft_prompt
+from support.worker.oracle_drafts import speculating
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.ranks_in_threads import ranks_of
+from support.worker.tiny_adapters import CPU, adapted, bring, come, modules_of, settings_for
+from support.worker.tiny_heads import tensors_of, write_head
+from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters import digests_of, executor_of
 from test_worker_eagle3 import drafter_of, drafting_by
-from tiny_adapters import CPU, adapted, bring, come, modules_of, settings_for
-from tiny_heads import tensors_of, write_head
-from tiny_models import make_model, some_prompts
 from torch import Tensor
 
 from penstock.kernels.cache_kinds import KVCacheKind

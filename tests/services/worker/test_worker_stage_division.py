@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from ranks_in_threads import ThreadsMeeting
+from support.worker.ranks_in_threads import ThreadsMeeting
 
 from penstock.protocol.config import ClusterConfig, Config, ConfigError, DeviceConfig, ModelConfig
 from penstock.protocol.model_info import read_model_info

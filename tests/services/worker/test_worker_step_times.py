@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from recorded_steps import recorded, recording
+from support.worker.recorded_steps import recorded, recording
 
 from penstock.protocol.process.trace import DEVICE, STEP
 from penstock.services.worker.gpu.step_times import StepTimes

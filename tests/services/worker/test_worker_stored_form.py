@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import write_model
-from whole_logits import assert_alike, configured, our_logits
+from support.worker.tiny_models import write_model
+from support.worker.whole_logits import assert_alike, configured, our_logits
 
 from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.model_info import read_model_info

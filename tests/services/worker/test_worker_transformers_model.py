@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from plan_driver import GREEDY, PlanDriver
 from safetensors.torch import load_file, save_file
-from tiny_models import FAMILIES, OTHERS, generated, make_model, some_prompts
-from whole_logits import configured
+from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.tiny_models import FAMILIES, OTHERS, generated, make_model, some_prompts
+from support.worker.whole_logits import configured
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import NO_BLOCK, EngineSizes

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from plan_driver import PlanDriver
-from pretended_device import pretended
-from tiny_models import generated, some_prompts
+from support.worker.plan_driver import PlanDriver
+from support.worker.pretended_device import pretended
+from support.worker.tiny_models import generated, some_prompts
 
 from penstock.protocol.config import (
     CacheConfig,
@@ -40,7 +40,7 @@ import sys
 sys.modules["triton"] = None
 from penstock.services.worker import model_loading
 from penstock.services.worker.models import transformers_model
-from pretended_device import pretended
+from support.worker.pretended_device import pretended
 print(model_loading.kernels_for(pretended(sys.argv[1]), 16))
 """
 
@@ -133,7 +133,7 @@ def test_rocm_has_no_kernels_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_without_triton_computes_with_torch(tiny_folder: Folder) -> None:
-    program = f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n{WITHOUT_TRITON}"
+    program = f"import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n{WITHOUT_TRITON}"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tiny_folder("qwen2"))],
         capture_output=True, text=True, timeout=100,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from plan_driver import PlanDriver
+from support.worker.plan_driver import PlanDriver
+from support.worker.tiny_models import some_prompts
 from test_worker_gpu_executor import DEVICE, silent
-from tiny_models import some_prompts
 from torch import Tensor
 
 from penstock.kernels import cache_kinds

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from replay import atoms, joined, run, vocabularies
+from support.tokenizer.output.replay import atoms, joined, run, vocabularies
+from support.tokenizer.output.wire_forms import FORMS, Call, Types
 from test_output_odd_calls import calls_of
-from wire_forms import FORMS, Call, Types
 
 from penstock.services.tokenizer.output.families import FAMILIES
 

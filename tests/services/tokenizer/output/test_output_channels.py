@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from replay import Case, call, check, every_cut, reasoning, text
-from wire_forms import FORMS
+from support.tokenizer.output.replay import Case, call, check, every_cut, reasoning, text
+from support.tokenizer.output.wire_forms import FORMS
 
 from penstock.services.tokenizer.output.families import FAMILIES
 

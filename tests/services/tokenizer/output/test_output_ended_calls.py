@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from replay import atoms, run, vocabularies
-from wire_forms import FORMS
+from support.tokenizer.output.replay import atoms, run, vocabularies
+from support.tokenizer.output.wire_forms import FORMS
 
 from penstock.services.tokenizer.output.budget import MAX_PARTS, Budget
 from penstock.services.tokenizer.output.families import FAMILIES

@@ -3,10 +3,18 @@ from __future__ import annotations
 import json
 
 import pytest
-from broken import broken_outputs, legal_outputs
-from ordinary import ordinary_cases
-from replay import KINDS, atoms, check, every_cut, joined, run, vocabularies
-from written import written
+from support.tokenizer.output.broken import broken_outputs, legal_outputs
+from support.tokenizer.output.ordinary import ordinary_cases
+from support.tokenizer.output.replay import (
+    KINDS,
+    atoms,
+    check,
+    every_cut,
+    joined,
+    run,
+    vocabularies,
+)
+from support.tokenizer.output.written import written
 
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.family import Family

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from growth import LINEAR, sixteenfold
-from hostile import Hostile, drawn, instructions_of, seconds, steps
-from replay import run, vocabularies
+from support.growth import LINEAR, sixteenfold
+from support.tokenizer.output.hostile import Hostile, drawn, instructions_of, seconds, steps
+from support.tokenizer.output.replay import run, vocabularies
 
 from penstock.protocol.wire.messages.tokens import MAX_CALLS
 from penstock.services.tokenizer.output.budget import MAX_PARTS

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from replay import atoms, joined, run, vocabularies
-from wire_forms import FORMS, Call, Form
+from support.tokenizer.output.replay import atoms, joined, run, vocabularies
+from support.tokenizer.output.wire_forms import FORMS, Call, Form
 
 from penstock.services.tokenizer.output.families import FAMILIES
 from penstock.services.tokenizer.output.family import Family

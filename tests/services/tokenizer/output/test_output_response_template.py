@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from replay import TOOLS, atoms, every_cut, joined, run, vocabularies
+from support.tokenizer.output.replay import TOOLS, atoms, every_cut, joined, run, vocabularies
 from test_output_odd_calls import calls_of
 from transformers.utils.chat_parsing import parse_response
 

@@ -1,7 +1,16 @@
 from __future__ import annotations
 
 import pytest
-from replay import Case, call, check, every_cut, reasoning, run, text, vocabularies
+from support.tokenizer.output.replay import (
+    Case,
+    call,
+    check,
+    every_cut,
+    reasoning,
+    run,
+    text,
+    vocabularies,
+)
 
 from penstock.services.tokenizer.output.call_ids import CallIds
 from penstock.services.tokenizer.output.families import FAMILIES

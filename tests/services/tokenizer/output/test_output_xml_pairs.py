@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from replay import Case, call, check, text
+from support.tokenizer.output.replay import Case, call, check, text
 
 from penstock.services.tokenizer.output.families import FAMILIES
 

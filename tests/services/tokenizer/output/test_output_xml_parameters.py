@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from replay import Case, call, check, reasoning, text
+from support.tokenizer.output.replay import Case, call, check, reasoning, text
 
 from penstock.services.tokenizer.output.families import FAMILIES
 

@@ -209,8 +209,10 @@ def test_a_rank_does_not_begin_to_wait_for_one_that_was_gone_before(computing: R
         computing.attach(its_group(computing, EPOCH + 2))
 
 
-def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch() -> None:
-    ends = [Rendezvous("127.0.0.1", rank=rank, size=2) for rank in range(2)]
+@pytest.mark.parametrize("other", ["127.0.0.1", "127.0.0.2"])
+def test_ranks_find_each_other_at_the_address_of_the_first_in_every_epoch(other: str) -> None:
+    """other: the address of the second one, as of another host."""
+    ends = [Rendezvous(host, rank=rank, size=2) for rank, host in enumerate(("127.0.0.1", other))]
     ranks = [HostRanks(place_of(rank, 2, 1), 100) for rank in range(2)]
     assert ends[0].address.startswith("127.0.0.1:") and not ends[1].address
 

@@ -287,6 +287,19 @@ def test_a_collective_takes_no_tensor_with_gaps() -> None:
         group.sum(torch.zeros(4, 4)[:, :2])
 
 
+def test_ranks_that_nccl_does_not_connect_are_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(device_ranks, "LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(device_ranks, "communicator", lambda *given: may_end.wait(60))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    try:
+        with pytest.raises(RuntimeError, match="NCCL has not connected the ranks within 0 s"):
+            DeviceRanks(place_of(0, 1, 1), 100).meet(ThreadsMeeting())
+    finally:
+        may_end.set()
+
+
 def test_a_rank_learns_that_its_neighbour_is_gone_and_ends_what_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -57,8 +57,9 @@ def text_by(server: Served) -> str:
 class TwoHosts:
     """A server whose engine has rank 0 on one host and rank 1 on another."""
 
-    def __init__(self, hosts: NamespaceHosts, model: Path) -> None:
-        self.hosts, self._model = hosts, str(model)
+    def __init__(self, hosts: NamespaceHosts, model: Path, traffic: str) -> None:
+        """traffic: as ``--rank-traffic`` says."""
+        self.hosts, self._model, self._traffic = hosts, str(model), traffic
         self.by_hand = ByHand(hosts)
         self.frontend = self.start("frontend", "--host", "0.0.0.0", "--insecure")
         self.router = self.start("router")
@@ -72,7 +73,7 @@ class TwoHosts:
 
     def rank(self, number: int, **more: str) -> HostProcess:
         flags = ("--model", self._model, *CPU, *TENSOR_2, "--rank", str(number))
-        return self.start("worker", *flags, **more)
+        return self.start("worker", *flags, "--rank-traffic", self._traffic, **more)
 
     def ready(self) -> bool:
         for number, one in enumerate(self.ranks):
@@ -96,12 +97,13 @@ class TwoHosts:
 
 
 @pytest.fixture
-def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+def two_hosts(request: pytest.FixtureRequest, folder: Path) -> Iterator[TwoHosts]:
+    """With encrypted traffic of the ranks, unless a test asks for another."""
     if reason := why_no_namespaces():
         pytest.skip(f"needs hosts that are apart: {reason}")
     with simulated_hosts() as hosts:
         assert isinstance(hosts, NamespaceHosts)
-        running = TwoHosts(hosts, folder)
+        running = TwoHosts(hosts, folder, getattr(request, "param", "encrypted"))
         try:
             yield running
         finally:
@@ -140,6 +142,24 @@ def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
     stranger = two_hosts.rank(1, secret="a secret of somebody else")
     assert until(lambda: bool(stranger.said("--secret", "handshake")), 60), stranger.output
     assert two_hosts.text() == text_of_one
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("two_hosts", ["plain"], indirect=True)
+def test_ranks_on_two_hosts_of_a_closed_network_answer_by_gloo(
+    two_hosts: TwoHosts, text_of_one: str
+) -> None:
+    sniffer = Sniffer(two_hosts.hosts)
+    try:
+        assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
+        assert two_hosts.text() == text_of_one
+    finally:
+        sniffer.stop()
+    ports = ports_between(sniffer, *(one.host.address for one in two_hosts.ranks))
+    passed = sniffer.payloads(*ports)
+    assert len(passed) > 1000 * 2 * 2 * 64 * 4, "the sums of two layers, for each token"
+    assert b"CURVE" not in passed
 
 
 @pytest.mark.chaos

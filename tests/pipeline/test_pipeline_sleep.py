@@ -141,11 +141,11 @@ def test_engines_that_are_prepared_take_over_and_whoever_of_them_dies_is_not_mis
     with served(*models(tmp_path, "ab"), *NULL, *flags) as server:
         setup = Setup(server, tmp_path, root, root)
         setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")
-        held = {find(server, role, 1).pid for role in ("worker", "scheduler")}
+        held = {find(server, role, 1).pid for role in ("prepared worker", "prepared scheduler")}
         assert text_of(setup.complete("b"))
         assert held < set(children(server)), "these are its engine"
         setup.until(lambda: len(children(server)) == WHOLE + 2, "nothing is prepared")
-        for role in ("worker", "scheduler"):
+        for role in ("prepared worker", "prepared scheduler"):
             find(server, role, 0).kill()
         setup.until(lambda: len(children(server)) == WHOLE, "they come back before they are wanted")
         assert text_of(setup.complete("a"))

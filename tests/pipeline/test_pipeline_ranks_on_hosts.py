@@ -123,20 +123,26 @@ def ports_between(sniffer: Sniffer, one: str, other: str) -> set[int]:
     }
 
 
-@pytest.mark.slow  # a host that joins has such ranks in the quick run
-@pytest.mark.timeout(600)
-def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
-    two_hosts: TwoHosts, text_of_one: str
-) -> None:
+def said_between_ranks(two_hosts: TwoHosts, text: str) -> bytes:
+    """What passes from host to host while the ranks of both compute this text."""
     sniffer = Sniffer(two_hosts.hosts)
     try:
         assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
-        assert two_hosts.text() == text_of_one
+        assert two_hosts.text() == text
     finally:
         sniffer.stop()
     ports = ports_between(sniffer, *(one.host.address for one in two_hosts.ranks))
     passed = sniffer.payloads(*ports)
     assert len(passed) > 1000 * 2 * 2 * 64 * 4, "the sums of two layers, for each token"
+    return passed
+
+
+@pytest.mark.slow  # a host that joins has such ranks in the quick run
+@pytest.mark.timeout(600)
+def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
+    two_hosts: TwoHosts, text_of_one: str
+) -> None:
+    passed = said_between_ranks(two_hosts, text_of_one)
     assert b"CURVE" in passed
     assert b"stage 0/all" not in passed, "what a rank writes ahead of its sums"
     stranger = two_hosts.rank(1, secret="a secret of somebody else")
@@ -150,15 +156,7 @@ def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
 def test_ranks_on_two_hosts_of_a_closed_network_answer_by_gloo(
     two_hosts: TwoHosts, text_of_one: str
 ) -> None:
-    sniffer = Sniffer(two_hosts.hosts)
-    try:
-        assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
-        assert two_hosts.text() == text_of_one
-    finally:
-        sniffer.stop()
-    ports = ports_between(sniffer, *(one.host.address for one in two_hosts.ranks))
-    passed = sniffer.payloads(*ports)
-    assert len(passed) > 1000 * 2 * 2 * 64 * 4, "the sums of two layers, for each token"
+    passed = said_between_ranks(two_hosts, text_of_one)
     assert b"CURVE" not in passed
 
 

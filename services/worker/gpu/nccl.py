@@ -8,6 +8,7 @@ graph replays. The library is the one that torch has loaded. Signatures: NCCL 2.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 UNIQUE_ID_BYTES = 128
+MULTICAST = "NCCL_NVLS_ENABLE"
+"""Whether NCCL uses NVLink multicast, as it reads it once, when the first group is made."""
 _TYPES = {
     torch.int8: 0, torch.uint8: 1, torch.int32: 2, torch.int64: 4,
     torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
@@ -54,7 +57,12 @@ class Communicator:
         library: Any = None,
     ) -> None:
         """share: is given the group's id by rank 0, and gives it to the others. Blocks until all
-        are there. Raises ``NcclError``."""
+        are there. Raises ``NcclError``.
+
+        Without NVLink multicast unless the user has set it: the switches have few slots for it, for
+        all processes together, and a group that gets none fails (nccl issue 2077, NCCL 2.29).
+        """
+        os.environ.setdefault(MULTICAST, "0")
         self.rank, self.size = rank, size
         self._library = library or load_nccl()
         self._handle = ctypes.c_void_p()

@@ -4,6 +4,7 @@ exchange goes by gloo: the same code but for graphs, streams and NCCL."""
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu import device_ranks, layer_products
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
-from penstock.services.worker.gpu.nccl import UNIQUE_ID_BYTES, Communicator, NcclError
+from penstock.services.worker.gpu.nccl import MULTICAST, UNIQUE_ID_BYTES, Communicator, NcclError
 from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
@@ -279,6 +280,24 @@ def test_collectives_are_given_pointers_counts_types_and_the_communicator() -> N
 def test_an_error_of_nccl_says_what_was_called_and_by_whom() -> None:
     with pytest.raises(NcclError, match=r"ncclCommInitRank: remote process exited \(rank 1 of 2"):
         Communicator(1, 2, lambda unique: bytes(UNIQUE_ID_BYTES), FakeNccl(6))
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "0"), ("1", "1")])
+def test_nccl_uses_nvlink_multicast_only_where_the_user_says_so(
+    given: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MULTICAST, given or "")
+    if given is None:
+        monkeypatch.delenv(MULTICAST)
+    seen = list[str]()
+
+    class WatchedNccl(FakeNccl):
+        def __getattr__(self, name: str) -> Any:
+            seen.append(os.environ[MULTICAST])
+            return super().__getattr__(name)
+
+    Communicator(0, 2, lambda unique: bytes(UNIQUE_ID_BYTES), WatchedNccl())
+    assert set(seen) == {found}
 
 
 def test_a_collective_takes_no_tensor_with_gaps() -> None:

@@ -56,7 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def measure() -> dict[str, Any]:
         limits = limits_of(parsed, device.type, parsed.dtype)
-        maker = Maker(config, getattr(torch, parsed.dtype), device, parsed.kv_cache_dtype)
+        dtype = getattr(torch, parsed.dtype)
+        maker = Maker(config, dtype, device, parsed.kv_cache_dtype, parsed.window)
         timer = KernelTimer(
             device, repetitions=parsed.repetitions, warm_up=parsed.warm_up, cold=parsed.cold
         )
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             "model": parsed.MODEL,
             "dtype": parsed.dtype,
             "kv_cache_dtype": parsed.kv_cache_dtype,
+            "window": parsed.window,
             "cold": parsed.cold,
             "repetitions": parsed.repetitions,
             "limits": limits,
@@ -108,6 +110,13 @@ def _parser() -> argparse.ArgumentParser:
             "--" + name.replace("_", "-"), type=integer(least, 2**20), nargs="+", metavar="N",
             help=f"{text} ({shown})",
         )  # fmt: skip
+    sizes.add_argument(
+        "--window",
+        type=_LENGTH,
+        default=0,
+        metavar="N",
+        help="positions that attention sees (default: all)",
+    )
     timing = parser.add_argument_group("timing")
     timing.add_argument("--repetitions", type=_LENGTH, default=20, metavar="N")
     timing.add_argument("--warm-up", type=_LENGTH, default=3, metavar="N")

@@ -46,16 +46,16 @@ def cpu_cases(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
         for context in grid.contexts:
             yield KernelCase(
                 "decode_attention", f"{batch} x {context}",
-                2 * batch * (context * kv_heads + heads) * dim * size,
-                batch * attention_flops(config, context - 1, 1),
+                2 * batch * (maker.read(context - 1, 1) * kv_heads + heads) * dim * size,
+                batch * attention_flops(config, context - 1, 1, maker.window),
                 partial(_decode, maker, batch, context, grid.block_size),
             )  # fmt: skip
     for rows in grid.rows:
         for prefix in grid.prefixes:
             yield KernelCase(
                 "prefill_attention", f"{rows} after {prefix}",
-                2 * (rows * heads + (prefix + rows) * kv_heads) * dim * size,
-                attention_flops(config, prefix, rows),
+                2 * (rows * heads + maker.read(prefix, rows) * kv_heads) * dim * size,
+                attention_flops(config, prefix, rows, maker.window),
                 partial(_prefill, maker, rows, prefix, grid.block_size),
             )  # fmt: skip
     for rows in grid.batches:
@@ -134,7 +134,7 @@ def _attention(maker: Maker, spans: QuerySpans, rows: int, blocks: int, block_si
     config = maker.config
     shape = CacheShape(
         config.num_kv_heads, blocks, block_size, config.head_dim, config.num_heads,
-        maker.dtype, exact=maker.dtype == torch.float32,
+        maker.dtype, exact=maker.dtype == torch.float32, window=maker.window,
     )  # fmt: skip
     keys, values = _cache(maker, blocks, block_size)
     batches = ReferenceAttention().plan(spans, shape, maker.device)

@@ -89,14 +89,14 @@ def _attention(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
     fused = heads + 2 * kv_heads
     for batch in grid.batches:
         for context in grid.contexts:
-            cached = 2 * batch * context * kv_heads * maker.cached_head
+            cached = 2 * batch * (maker.read(context, 1) - 1) * kv_heads * maker.cached_head
             moved = cached + batch * (fused + 2 * kv_heads + heads) * dim * size
             yield KernelCase(
                 "decode_attention", f"{batch} x {context}", moved,
-                batch * attention_flops(config, context, 1),
+                batch * attention_flops(config, context, 1, maker.window),
                 partial(_decode, maker, batch, context, grid.block_size),
             )  # fmt: skip
-    for batch in grid.batches if maker.kv_kind == "auto" else ():
+    for batch in grid.batches if maker.kv_kind == "auto" and not maker.window else ():
         for prefix in grid.prefixes:
             common = prefix - prefix % grid.block_size
             if common:
@@ -108,11 +108,11 @@ def _attention(maker: Maker, grid: Grid) -> Iterator[KernelCase]:
                 )  # fmt: skip
     for rows in grid.rows:
         for prefix in grid.prefixes:
-            cached = 2 * (prefix + rows) * kv_heads * maker.cached_head
+            cached = 2 * maker.read(prefix, rows) * kv_heads * maker.cached_head
             moved = 2 * rows * heads * dim * size + cached
             yield KernelCase(
                 "prefill_attention", f"{rows} after {prefix}", moved,
-                attention_flops(config, prefix, rows),
+                attention_flops(config, prefix, rows, maker.window),
                 partial(_prefill, maker, rows, prefix, grid.block_size),
             )  # fmt: skip
 
@@ -243,7 +243,7 @@ def _decode(maker: Maker, batch: int, context: int, block_size: int) -> Call:
     qkv, out = maker.normal(batch, heads + 2 * kv_heads, dim), maker.normal(batch, heads, dim)
     rows, position = maker.integers(list(range(batch))), maker.integers([context] * batch)
     keys, values, eps = paged.keys[None], paged.values[None], config.rms_norm_eps
-    scores = [Scores(dim**-0.5)]
+    scores = [Scores(dim**-0.5, maker.window)]
     space = decode_workspace(batch, heads, kv_heads, dim, maker.device)
     choice = choose_decode_attention(
         keys, values, heads, batch, config.qk_norm, eps,
@@ -290,7 +290,8 @@ def _prefill(maker: Maker, rows: int, prefix: int, block_size: int) -> Call:
             maker.integers([prefix + start for start in starts]),
         ]
     )
-    scores, step = [Scores(config.head_dim**-0.5)], (queries, tiles, len(starts), paged.table, out)
+    scores = [Scores(config.head_dim**-0.5, maker.window)]
+    step = queries, tiles, len(starts), paged.table, out
     widened = choose_widened_prefill(
         [layer_cache(paged.keys, paged.values)], queries, paged.table, scores
     )

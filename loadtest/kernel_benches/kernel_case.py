@@ -64,10 +64,13 @@ class Maker:
         dtype: torch.dtype,
         device: torch.device,
         kv_kind: KVCacheKind = "auto",
+        window: int = 0,
     ) -> None:
-        """kv_kind: of keys and values."""
+        """kv_kind: of keys and values; window: positions that a query sees, 0: all up to its
+        own."""
         self.config, self.dtype, self.device = config, dtype, device
         self.kv_kind: KVCacheKind = kv_kind
+        self.window = window
         self._generator = torch.Generator(device).manual_seed(0)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
@@ -94,6 +97,10 @@ class Maker:
     def cached_head(self) -> int:
         """Bytes of a position's key or value of one head."""
         return stored_head(self.config.head_dim, self.dtype.itemsize, self.kv_kind)
+
+    def read(self, start: int, count: int) -> int:
+        """Positions that queries of ``count`` from ``start`` on see together."""
+        return min(start, self.window - 1) + count if self.window else start + count
 
     def ones(self, width: int) -> Tensor:
         return torch.ones(width, dtype=self.dtype, device=self.device)

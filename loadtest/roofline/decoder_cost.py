@@ -37,14 +37,16 @@ def head_weights(config: DenseConfig) -> int:
     return config.vocab_size * config.hidden_size
 
 
-def attention_pairs(start: int, count: int) -> int:
-    """Pairs of query and key of ``count`` positions from ``start`` on: each sees up to its own."""
-    return count * start + count * (count + 1) // 2
+def attention_pairs(start: int, count: int, window: int = 0) -> int:
+    """Pairs of query and key of ``count`` positions from ``start`` on: each sees up to its own, or
+    the last ``window`` of these."""
+    whole = min(count, max(0, window - start)) if window else count
+    return whole * start + whole * (whole + 1) // 2 + (count - whole) * window
 
 
-def attention_flops(config: DenseConfig, start: int, count: int) -> int:
+def attention_flops(config: DenseConfig, start: int, count: int, window: int = 0) -> int:
     """Operations of one layer's attention: 4 D for each pair of query and key and each head."""
-    return 4 * config.num_heads * config.head_dim * attention_pairs(start, count)
+    return 4 * config.num_heads * config.head_dim * attention_pairs(start, count, window)
 
 
 def prefill_flops(config: DenseConfig, prompts: Iterable[tuple[int, int]]) -> int:

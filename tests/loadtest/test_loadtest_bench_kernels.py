@@ -114,6 +114,29 @@ def test_pairs_of_query_and_key_are_those_of_a_causal_mask() -> None:
     for start, count in ((0, 1), (7, 5), (100, 1)):
         mask = torch.ones(count, start + count).tril(start)
         assert attention_pairs(start, count) == int(mask.sum())
+        for window in (1, 4, 7, 8, 12, 200):
+            seen = mask.triu(start - window + 1)
+            assert attention_pairs(start, count, window) == int(seen.sum())
+
+
+def test_attention_with_a_window_reads_and_computes_no_more_than_it() -> None:
+    """The GPU's cases count keys behind those of the row itself, which are in its input."""
+    whole, windowed = (Maker(SMALL, torch.float32, CPU, window=window) for window in (0, 8))
+    for cases, own in ((gpu_cases, 0), (cpu_cases, 1)):
+        found = []
+        for maker in (whole, windowed):
+            chosen = [case for case in cases(maker, GRID) if case.kernel.endswith("attention")]
+            found.append({case.size: case for case in chosen if "share" not in case.size})
+        all_seen, seen = found
+        (decode,) = (size for size in seen if size.startswith("3 x"))
+        spared = 20 - own - 7
+        of_position = 2 * 3 * SMALL.num_kv_heads * SMALL.head_dim * 4
+        assert all_seen[decode].bytes - seen[decode].bytes == spared * of_position
+        assert seen[decode].flops == 3 * 4 * SMALL.num_heads * SMALL.head_dim * 8
+        assert seen["40 after 33"].flops == 4 * SMALL.num_heads * SMALL.head_dim * 40 * 8
+        for case in seen.values():
+            if cases is cpu_cases or not torch.cuda.is_available():
+                case.make()()
 
 
 def test_a_call_is_never_timed_shorter_than_it_is() -> None:

@@ -73,6 +73,10 @@ class Checkpoint:
         """Of every tensor, by its name."""
         return {name: file.entries[name].shape for name, file in self._files.items()}
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor is there."""
+        return name in self._files
+
     def entry(self, name: str) -> TensorEntry:
         """Of a tensor that is there."""
         return self._files[name].entries[name]
@@ -81,16 +85,18 @@ class Checkpoint:
         """A tensor that is there, for errors."""
         return f"{shown(name)} in {self._files[name].path.name}"
 
-    def read(self, name: str) -> Tensor:
-        """A small tensor, in memory of its own. Raises ``BadModelFolder``."""
+    def read(self, name: str, ranges: tuple[range, ...] | None = None) -> Tensor:
+        """A small tensor, in memory of its own. ranges: of its dimensions, by default all of it.
+        Raises ``BadModelFolder``."""
         import torch
 
-        from penstock.services.worker.weight_reading import DTYPES, TensorRead, WeightReader
+        from penstock.services.worker.weight_reading import DTYPES, StoredSlice, WeightReader
 
-        file, entry = self._files[name], self.entry(name)
-        target = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        read = TensorRead(name, file.path, entry.begin, DTYPES[entry.dtype], target)
-        WeightReader([read]).run(lambda progress: None, 1)
+        entry = self.entry(name)
+        ranges = ranges or tuple(map(range, entry.shape))
+        target = torch.empty(tuple(map(len, ranges)), dtype=DTYPES[entry.dtype])
+        part = StoredSlice(name, target, *(each.start for each in ranges))
+        WeightReader([self._read(part)]).run(lambda progress: None, 1)
         return target
 
     def equal(self, first: str, second: str) -> bool:

@@ -34,7 +34,7 @@ from penstock.services.worker.models.weights import (
 from penstock.services.worker.quantization.format import WEIGHT
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.quantization.reading import read_quantization
-from penstock.services.worker.quantized_loading import QuantizedReader
+from penstock.services.worker.quantized_loading import QuantizedReader, quantized_slices
 from penstock.services.worker.rank_group import RankGroup
 from penstock.services.worker.stored_values import check_sizes, check_values, stored_tensors
 from penstock.services.worker.weight_reading import PinnedBuffers, StoredSlice
@@ -133,7 +133,7 @@ def load_model(
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
     whole = allocate_weights(model, dtype, torch.device("meta"), names, quantization)
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(whole).items()}
-    _check(checkpoint, shapes, model, names, quantization, headless=headless)
+    _check(checkpoint, shapes, model, names, quantization, whole, ranks, headless=headless)
     own = model if ranks is None else own_model(model, ranks.place)
     weights = allocate_weights(own, dtype, device, names, quantization, ranks)
     zero = may_be_zero(names, model, divided=ranks is not None)
@@ -173,10 +173,13 @@ def _check(
     model: ModelSpecification,
     names: TensorNames,
     quantization: Quantization | None,
+    whole: DecoderWeights,
+    ranks: RankGroup | None,
     *,
     headless: bool,
 ) -> None:
-    """Compare files with the model; of quantized weights, scales too. shapes: of plain tensors."""
+    """Compare files with the model; of quantized weights, those scales too that this rank reads.
+    shapes: of plain tensors."""
 
     def harmless(name: str) -> bool:
         unused = quantization is not None and quantization.is_unused(name)
@@ -196,7 +199,13 @@ def _check(
     if model.tie_word_embeddings:  # quantized while it is read, of the embedding
         stored = {name: each for name, each in stored.items() if not name.startswith(_HEADS)}
     checkpoint.check(shapes, harmless, stored)
-    check_values(checkpoint, stored)
+    read = None
+    if ranks is not None:
+        own, meta = own_model(model, ranks.place), torch.device("meta")
+        part = allocate_weights(own, torch.float32, meta, names, quantization, ranks)
+        take_shares(whole, part, ranks.place)
+        read = quantized_slices(checkpoint, part)
+    check_values(checkpoint, stored, read)
 
 
 def random_model(

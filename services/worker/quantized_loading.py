@@ -2,13 +2,14 @@
 
 Layer after layer: what files hold of a layer's weights is read into memory of its own, becomes the
 layer's ``QuantizedWeight`` and is given back. So beside the model one layer is in memory twice, as
-stored and as kept, whatever the format. A rank reads all of its layers,
-and keeps its part of them. What can be wrong with scales is found before (``stored_values``).
+stored and as kept, whatever the format. A rank reads its part of each tensor (``stored_parts``).
+What can be wrong with scales is found before (``stored_values``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.file_slices import FileSlice, slices_of
 from penstock.services.worker.load_report import LoadReport, ReadProgress
 from penstock.services.worker.models.linear import Linear
+from penstock.services.worker.models.linear_shares import StoredPart
 from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.weights import DecoderWeights
-from penstock.services.worker.quantization.format import WEIGHT, Format, StoredTensor
+from penstock.services.worker.quantization.format import WEIGHT, Format
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.safetensors_file import listed
 from penstock.services.worker.weight_reading import DTYPES, PinnedBuffers, StoredSlice
@@ -32,12 +35,60 @@ _NAN_CODE = 0x7F
 _MAY_BE_ZERO = ("zeros", "order")
 
 
+class _Part(NamedTuple):
+    """What is read of one weight."""
+
+    stored: StoredPart
+    slices: dict[str, FileSlice]
+    """Of the tensors that are there, by what follows the weight's name."""
+
+    def memory(self, device: torch.device) -> dict[str, Tensor]:
+        return {
+            kind: torch.empty(each.shape, dtype=each.dtype, device=device)
+            for kind, each in self.slices.items()
+        }
+
+
 class _LayerTensors(NamedTuple):
     """What files hold of a layer's quantized linear layers."""
 
-    stored: dict[str, StoredTensor]
-    linears: list[tuple[str, QuantizedLinear]]
-    """With what their names begin with."""
+    linears: list[tuple[QuantizedLinear, list[_Part]]]
+
+    @property
+    def slices(self) -> Iterator[FileSlice]:
+        for _, parts in self.linears:
+            for part in parts:
+                yield from part.slices.values()
+
+
+def quantized_slices(checkpoint: Checkpoint, weights: DecoderWeights) -> Iterator[FileSlice]:
+    """What is read of quantized weights; their memory may be on the meta device."""
+    for layer in _layers(checkpoint, weights):
+        yield from layer.slices
+
+
+def _layers(checkpoint: Checkpoint, weights: DecoderWeights) -> Iterator[_LayerTensors]:
+    for index, layer in enumerate(weights.layers, weights.first_layer):
+        yield _layer(checkpoint, weights.names.layer.format(index), layer.linears)
+    head = weights.lm_head
+    if isinstance(head, QuantizedLinear) and _is_stored(head, checkpoint):
+        yield _layer(checkpoint, "", (head,))
+
+
+def _layer(checkpoint: Checkpoint, prefix: str, linears: tuple[Linear, ...]) -> _LayerTensors:
+    found = _LayerTensors([])
+    for linear in linears:
+        if isinstance(linear, QuantizedLinear):
+            parts = [
+                _Part(part, slices_of(checkpoint, prefix, part)) for part in linear.stored_parts()
+            ]
+            found.linears.append((linear, parts))
+    return found
+
+
+def _is_stored(head: QuantizedLinear, checkpoint: Checkpoint) -> bool:
+    """Whether files hold a weight of the LM head."""
+    return any(name in checkpoint for name in head.specification.stored_tensors(""))
 
 
 class QuantizedReader:
@@ -56,16 +107,19 @@ class QuantizedReader:
         """plain: what is read as it is."""
         self._checkpoint, self._weights, self._plain = checkpoint, weights, plain
         self._progress, self._may_be_zero, self._buffers = progress, may_be_zero, buffers
-        self._there, self._quantization = checkpoint.shapes(), quantization
+        self._quantization = quantization
         self._read = ReadProgress(0, 0, 0.0)
         self._zeros: list[str] = []
 
     def run(self) -> LoadReport:
         """Raises ``BadModelFolder``."""
         weights = self._weights
-        plain, layers = [each for each in self._plain if each.target.numel()], list(self._layers())
-        names = [name for layer in layers for name in layer.stored]
-        size = sum(map(self._size, names)) + sum(map(self._slice_size, plain))
+        plain, layers = (
+            [each for each in self._plain if each.target.numel()],
+            list(_layers(self._checkpoint, weights)),
+        )
+        size = sum(each.num_bytes for layer in layers for each in layer.slices)
+        size += sum(map(self._slice_size, plain))
         self._read = ReadProgress(0, size, 0.0)
         coded = [(each, self._format(each.name)) for each in plain]
         self._load([each for each, format in coded if format is None], self._may_be_zero)
@@ -73,11 +127,10 @@ class QuantizedReader:
             if format is not None:
                 self._load_plain(each, format)
         head = weights.lm_head
-        if isinstance(head, QuantizedLinear) and not self._stored(head):
+        if isinstance(head, QuantizedLinear) and not _is_stored(head, self._checkpoint):
             # Quantized while it is read, and the embedding, too: a second form of that.
-            (name,) = head.specification.names
             head.share = None  # a rank has its rows of that already
-            head.take({f"{name}.weight": weights.embedding})
+            head.take([(part, {WEIGHT: weights.embedding}) for part in head.stored_parts()])
         for layer in layers:
             self._load_layer(layer)
         return LoadReport(self._read.done_bytes, self._read.seconds, self._zeros)
@@ -102,57 +155,64 @@ class QuantizedReader:
                 raise self._damaged([self._checkpoint.place(name)])
             rows.copy_(values)
 
-    def _layers(self) -> Iterator[_LayerTensors]:
-        weights = self._weights
-        for index, layer in enumerate(weights.layers, weights.first_layer):
-            yield self._layer(weights.names.layer.format(index), layer.linears)
-        head = weights.lm_head
-        if isinstance(head, QuantizedLinear) and self._stored(head):
-            yield self._layer("", (head,))
-
-    def _layer(self, prefix: str, linears: tuple[Linear, ...]) -> _LayerTensors:
-        found = _LayerTensors({}, [])
-        for linear in linears:
-            if isinstance(linear, QuantizedLinear):
-                stored = linear.specification.stored_tensors(prefix)
-                found.stored.update({n: each for n, each in stored.items() if n in self._there})
-                found.linears.append((prefix, linear))
-        return found
-
-    def _stored(self, head: QuantizedLinear) -> bool:
-        """Whether files hold a weight of the LM head."""
-        return any(name in self._there for name in head.specification.stored_tensors(""))
-
-    def _size(self, name: str) -> int:
-        entry = self._checkpoint.entry(name)
-        return entry.end - entry.begin
-
     def _slice_size(self, part: StoredSlice) -> int:
-        """Of whole rows."""
-        return (
-            self._size(part.name) * len(part.target) // self._checkpoint.entry(part.name).shape[0]
-        )
+        """In the file, where rows of blocks are not as long as the target's."""
+        entry = self._checkpoint.entry(part.name)
+        size, row = entry.end - entry.begin, entry.shape[-1]
+        blocks = self._format(part.name) is not None
+        numbers = len(part.target) * row if blocks else part.target.numel()
+        return size * numbers // math.prod(entry.shape)
 
     def _load_layer(self, layer: _LayerTensors) -> None:
         device = self._weights.embedding.device
-        tensors = {}
-        for name in layer.stored:
-            entry = self._checkpoint.entry(name)
-            tensors[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=device)
-        zero = {name for name, each in layer.stored.items() if each.role in _MAY_BE_ZERO}
-        self._load(tensors, lambda name: name in zero or self._may_be_zero(name))
-        self._refuse_nan(tensors)
-        for prefix, linear in layer.linears:
-            names = linear.specification.stored_tensors(prefix)
-            own_names = [name for name in names if name in tensors]
-            own = {n.removeprefix(prefix): tensors.pop(n) for n in names if n in tensors}
-            linear.take(own)
+        filled = [
+            (linear, [(part, part.memory(device)) for part in parts])
+            for linear, parts in layer.linears
+        ]
+        reads = [
+            (part.slices[kind], tensor)
+            for _, parts in filled
+            for part, tensors in parts
+            for kind, tensor in tensors.items()
+        ]
+        zero = self._zero_names(layer)
+        self._load(
+            [each.into(tensor) for each, tensor in reads],
+            lambda name: name in zero or self._may_be_zero(name),
+        )
+        self._refuse_nan([(each.name, tensor) for each, tensor in reads])
+        reads.clear()
+        while filled:
+            linear, parts = filled.pop(0)
+            linear.take((part.stored, self._in_order(part, tensors)) for part, tensors in parts)
             if not linear.is_finite:  # scales that lie among codes, as in GGUF
-                raise self._damaged([self._checkpoint.place(name) for name in own_names])
+                raise self._damaged([self._checkpoint.place(name) for name in _names_of(parts)])
+
+    def _zero_names(self, layer: _LayerTensors) -> set[str]:
+        head = self._weights.lm_head
+        if layer.linears and layer.linears[0][0] is head and layer.linears[0][0].share is not None:
+            return {each.name for each in layer.slices}  # rows that no token has, perhaps
+        return {each.name for each in layer.slices if each.role in _MAY_BE_ZERO}
+
+    def _in_order(self, part: _Part, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Without the groups of a part of the inputs, which must follow from their places."""
+        for kind, each in part.slices.items():
+            if each.role != "order" or not part.stored.divides_inputs:
+                continue
+            size, inputs = part.stored.tensors[kind].group, part.stored.inputs
+            wanted = torch.arange(inputs.start, inputs.stop)
+            wanted //= size if size > 0 else part.stored.size[1]
+            if not torch.equal(tensors.pop(kind).cpu().long(), wanted):
+                raise BadModelFolder(
+                    f"{self._checkpoint.place(each.name)}: inputs {inputs.start} to {inputs.stop} "
+                    "of a rank are in groups with others; --pipeline-parallel-size divides the "
+                    "model by layers"
+                )
+        return tensors
 
     def _load(
         self,
-        targets: Mapping[str, Tensor] | Sequence[StoredSlice],
+        targets: Sequence[StoredSlice],
         may_be_zero: Callable[[str], bool],
     ) -> None:
         report = self._checkpoint.load(
@@ -162,10 +222,10 @@ class QuantizedReader:
         self._read = read.behind(self._read)
         self._zeros += report.zero_tensors
 
-    def _refuse_nan(self, tensors: Mapping[str, Tensor]) -> None:
+    def _refuse_nan(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         wrong = [
             self._checkpoint.place(name)
-            for name, tensor in tensors.items()
+            for name, tensor in tensors
             if tensor.dtype == torch.float8_e4m3fn
             and bool(((tensor.view(torch.uint8) & _NAN_CODE) == _NAN_CODE).any())
         ]
@@ -177,3 +237,7 @@ class QuantizedReader:
             f"{self._checkpoint.folder}: tensors with values that are NaN or infinite: "
             f"{listed(places)}; the files are damaged: fetch them again"
         )
+
+
+def _names_of(parts: Sequence[tuple[_Part, object]]) -> Iterable[str]:
+    return dict.fromkeys(each.name for part, _ in parts for each in part.slices.values())

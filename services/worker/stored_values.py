@@ -5,13 +5,15 @@ Scales must be finite and not negative, groups of inputs complete; what is wrong
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder
 from penstock.services.worker.checkpoint import Checkpoint
+from penstock.services.worker.file_slices import FileSlice
 from penstock.services.worker.models.linear_specification import LinearSpecification, ModelLinears
 from penstock.services.worker.quantization.format import StoredTensor
 from penstock.services.worker.safetensors_file import listed
@@ -47,20 +49,32 @@ def _unfit(linear: LinearSpecification, prefix: str) -> Iterator[str]:
             yield f"{prefix}{name} as {format.title}: {reason}"
 
 
-def check_values(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor]) -> None:
+def check_values(
+    checkpoint: Checkpoint,
+    stored: Mapping[str, StoredTensor],
+    own: Iterable[FileSlice] | None = None,
+) -> None:
     """Read what is small of quantized weights, one tensor after the other: scales must be finite
-    and not negative, groups of inputs complete. ``Checkpoint.check`` comes first.
+    and not negative, groups of inputs complete. ``Checkpoint.check`` comes first. own: what a rank
+    reads of them; orders are read whole.
 
     Raises one ``BadModelFolder`` that names the tensors.
     """
-    there = checkpoint.shapes()
+    parts = defaultdict[str, list[FileSlice]](list)
+    for each in own or ():
+        parts[each.name].append(each)
     wrong = []
     for name, tensor in stored.items():
-        if tensor.role not in ("scales", "factor", "order", "shape") or name not in there:
+        if tensor.role not in ("scales", "factor", "order", "shape") or name not in checkpoint:
             continue
-        reason = _why_wrong(checkpoint, name, tensor)
-        if reason:
-            wrong.append(f"{checkpoint.place(name)}: {reason}")
+        if own is not None and name not in parts:
+            continue
+        whole = own is None or tensor.role == "order"
+        for part in [None] if whole else parts[name]:
+            reason = _why_wrong(checkpoint.read(name, part and part.ranges), tensor)
+            if reason:
+                wrong.append(f"{checkpoint.place(name)}: {reason}")
+                break
     if wrong:
         raise BadModelFolder(
             f"{checkpoint.folder}: tensors with values that cannot be: {listed(wrong)}; the files "
@@ -68,8 +82,7 @@ def check_values(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor]) -> 
         )
 
 
-def _why_wrong(checkpoint: Checkpoint, name: str, tensor: StoredTensor) -> str:
-    values = checkpoint.read(name)
+def _why_wrong(values: Tensor, tensor: StoredTensor) -> str:
     if tensor.role == "order":
         return _wrong_order(values, tensor.group)
     if tensor.role == "shape":

@@ -13,9 +13,14 @@ from msgspec.structs import replace
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
 from penstock.services.worker.models.specification import Layer, ModelSpecification
-from penstock.services.worker.quantization.format import WEIGHT, Form, Format, StoredTensor
+from penstock.services.worker.quantization.format import (
+    WEIGHT,
+    Form,
+    Format,
+    StoredTensor,
+    plain_tensor,
+)
 from penstock.services.worker.quantization.quantization import Quantization
-from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 Item = TypeVar("Item")
 
@@ -113,7 +118,7 @@ class LinearSpecification(msgspec.Struct, frozen=True):
         for (name, outputs), format in zip(self.stored.items(), self.formats, strict=False):
             shape = (outputs, self.inputs)
             if format is None:
-                found[prefix + name + WEIGHT] = StoredTensor((shape,), WEIGHT_TYPES, "codes")
+                found[prefix + name + WEIGHT] = plain_tensor(*shape)
             else:
                 tensors = format.tensors(*shape).items()
                 found |= {prefix + name + kind: stored for kind, stored in tensors}

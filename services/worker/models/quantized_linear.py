@@ -8,7 +8,7 @@ become words (``WordWeight``) where its fast kernels take them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from penstock.kernels.two_level_linear import (
     two_level_weight,
 )
 from penstock.services.worker.models.linear import Linear
-from penstock.services.worker.models.linear_shares import LinearShare
+from penstock.services.worker.models.linear_shares import LinearShare, StoredPart, stored_parts
 from penstock.services.worker.models.linear_specification import LinearSpecification
 from penstock.services.worker.quantization.format import WEIGHT
 
@@ -47,7 +47,7 @@ class QuantizedLinear(Linear):
         super().__init__(specification, weight, bias)
         self.quantized, self.device = True, device
         self.share: LinearShare | None = None
-        """What ``take`` keeps of the whole layer, if a rank has a part of it."""
+        """What is kept of the whole layer, if a rank has a part of it."""
         self.pieces: list[Piece] = []
         self.space: Tensor | None = None
         """What products of words share: see ``word_linear``."""
@@ -65,22 +65,26 @@ class QuantizedLinear(Linear):
         """What is read as it is: biases."""
         return {name: each for name, each in super().named().items() if not name.endswith(WEIGHT)}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the weight of what a checkpoint holds: of the names of
-        ``LinearSpecification.stored_tensors`` of the whole layer, without a prefix."""
-        parts: list[Piece] = []
+    def stored_parts(self) -> list[StoredPart]:
+        """What ``take`` makes the weight of."""
         share = self.share
-        whole = self.specification if share is None else share.whole
-        for (name, outputs), format in zip(whole.stored.items(), whole.formats, strict=True):
-            ahead = f"{name}."
-            made: QuantizedWeight | Tensor = tensors.get(name + WEIGHT, self.weight)
-            if format is not None:
-                own = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(ahead)}
-                made = format.weight(own, outputs, whole.inputs)
-            if share is not None:
-                made = _part(made, share.outputs[name], share.inputs)
+        return stored_parts(self.specification if share is None else share.whole, share)
+
+    def take(self, read: Iterable[tuple[StoredPart, Mapping[str, Tensor]]]) -> None:
+        """Make the weight of what a checkpoint holds of ``stored_parts``: tensors by what follows
+        the part's name."""
+        parts: list[Piece] = []
+        for part, tensors in read:
+            size = len(part.outputs), len(part.inputs)
+            form = part.format
+            made = tensors[WEIGHT] if form is None else form.weight(tensors, *size)
+            rows, columns = part.kept
+            if (len(rows), len(columns)) != size and isinstance(made, Tensor):
+                made = made[rows.start : rows.stop, columns.start : columns.stop]
+            elif (len(rows), len(columns)) != size and isinstance(made, QuantizedWeight):
+                made = made.part(rows, columns)
             if isinstance(made, Tensor):
-                parts.append(plain_part(made.to(self.weight.dtype), name))
+                parts.append(plain_part(made.to(self.weight.dtype), part.name))
             else:
                 parts.append(made)
         self.pieces = _joined(parts)
@@ -304,18 +308,6 @@ class GatheredQuantizedLinear(QuantizedLinear):
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
         own = x.new_zeros(len(x), self.specification.outputs)
         return self._ranks.columns(super().apply(x, own), out)
-
-
-def _part(
-    made: QuantizedWeight | Tensor, outputs: Sequence[range], inputs: range
-) -> QuantizedWeight | Tensor:
-    """Of a whole weight."""
-    if isinstance(made, Tensor):
-        return torch.cat([made[r.start : r.stop, inputs.start : inputs.stop] for r in outputs])
-    found = joined([made.part(rows, inputs) for rows in outputs])
-    if found is None:
-        raise ValueError("parts of one weight differ")
-    return found
 
 
 def plain_part(weight: Tensor, name: str) -> Linear:

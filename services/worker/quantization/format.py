@@ -27,6 +27,27 @@ Role = Literal["codes", "scales", "zeros", "order", "shape", "factor"]
 _BITS = {"int4": 4, "fp4": 4, "int8": 8, "fp8": 8}
 
 
+class Axis(msgspec.Struct, frozen=True):
+    """What a dimension of a stored tensor counts."""
+
+    of: Literal["outputs", "inputs"]
+    numbers: int = 1
+    """How many of these share …"""
+    entries: int = 1
+    """… so many entries of the dimension."""
+
+    def entries_of(self, total: int, part: range, length: int) -> range:
+        """Of a dimension of this length, what is there for ``part`` of ``total`` outputs or inputs:
+        all where it is as long for any number of them, as one scale for all is."""
+        if length != -(-total // self.numbers) * self.entries:
+            return range(length)
+        first, last = part.start // self.numbers, -(-part.stop // self.numbers)
+        return range(first * self.entries, last * self.entries)
+
+
+OUTPUTS, INPUTS = Axis("outputs"), Axis("inputs")
+
+
 class StoredTensor(msgspec.Struct, frozen=True):
     """A tensor that a checkpoint holds for a format."""
 
@@ -42,6 +63,9 @@ class StoredTensor(msgspec.Struct, frozen=True):
     """Of a shape: what it must be."""
     of: str = ""
     """What has decided on the shape, for errors."""
+    axes: tuple[Axis, ...] = ()
+    """Of its dimensions, by which a part of the layer has a part of the tensor; empty: it has all,
+    and so where a dimension counts only one of outputs and inputs."""
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -121,6 +145,10 @@ class Format(msgspec.Struct, frozen=True):
         """Why a layer of this size cannot be stored so; empty if it can."""
         return ""
 
+    def of_part(self, outputs: int, own: int) -> Format:
+        """The format of ``own`` consecutive outputs, of a layer of ``outputs`` in this one."""
+        return self
+
 
 def groups_of(inputs: int, group: int) -> int:
     """Groups in so many inputs; group: -1 for one."""
@@ -128,7 +156,22 @@ def groups_of(inputs: int, group: int) -> int:
 
 
 def scales(
-    *shapes: tuple[int, ...], of: str = "", role: Role = "scales", optional: bool = False
+    *shapes: tuple[int, ...],
+    of: str = "",
+    role: Role = "scales",
+    optional: bool = False,
+    axes: tuple[Axis, ...] = (),
 ) -> StoredTensor:
     """A tensor of scales, of any float type."""
-    return StoredTensor(shapes, WEIGHT_TYPES, role, optional, of=of)
+    return StoredTensor(shapes, WEIGHT_TYPES, role, optional, of=of, axes=axes)
+
+
+def plain_tensor(outputs: int, inputs: int, group: int = 1) -> StoredTensor:
+    """A weight that is stored as it is. group: inputs that a part has together."""
+    axes = OUTPUTS, Axis("inputs", group, group)
+    return StoredTensor(((outputs, inputs),), WEIGHT_TYPES, "codes", axes=axes)
+
+
+def inputs_in(group: int, inputs: int) -> Axis:
+    """Of groups; group: -1 for one."""
+    return Axis("inputs", inputs if group < 0 else min(group, inputs))

@@ -11,7 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.services.worker.quantization.format import Form, Format, StoredTensor, scales
+from penstock.services.worker.quantization.format import (
+    OUTPUTS,
+    Axis,
+    Form,
+    Format,
+    StoredTensor,
+    scales,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +48,12 @@ class Fp4Format(Format, frozen=True):
         shape = (outputs, inputs // self.group)
         types = ("F8_E4M3",) if self.whole else ("U8", "F8_E8M0")
         found = {
-            self.codes: StoredTensor(((outputs, inputs // 2),), ("U8",), "codes"),
-            _SCALE: StoredTensor((shape,), types, "scales", of=self.title),
+            self.codes: StoredTensor(
+                ((outputs, inputs // 2),), ("U8",), "codes", axes=(OUTPUTS, Axis("inputs", 2))
+            ),
+            _SCALE: StoredTensor(
+                (shape,), types, "scales", of=self.title, axes=(OUTPUTS, Axis("inputs", self.group))
+            ),
         }
         if self.whole:
             found[self.whole] = scales((), (1,), role="factor")

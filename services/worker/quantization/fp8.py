@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.services.worker.quantization.format import (
+    INPUTS,
+    OUTPUTS,
     WEIGHT,
+    Axis,
     Form,
     Format,
     StoredTensor,
@@ -47,12 +50,16 @@ class Fp8Format(Format, frozen=True):
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         if self.block is None:
             shapes: tuple[tuple[int, ...], ...] = ((), (1,), (outputs, 1), (outputs,))
+            axes: tuple[Axis, ...] = (OUTPUTS,)
         else:
             rows, columns = self.block
             shapes = ((-(-outputs // rows), -(-inputs // columns)),)
+            axes = (Axis("outputs", rows), Axis("inputs", columns))
         return {
-            WEIGHT: StoredTensor(((outputs, inputs),), ("F8_E4M3",), "codes"),
-            self.scale: scales(*shapes, of=self.title),
+            WEIGHT: StoredTensor(
+                ((outputs, inputs),), ("F8_E4M3",), "codes", axes=(OUTPUTS, INPUTS)
+            ),
+            self.scale: scales(*shapes, of=self.title, axes=axes),
             _INPUT: scales((), (1,), optional=True),
         }
 

@@ -10,11 +10,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.gguf_file import BLOCKS, read_gguf
-from penstock.services.worker.quantization.format import WEIGHT, Form, Format, StoredTensor
+from penstock.services.worker.quantization.format import (
+    WEIGHT,
+    Axis,
+    Form,
+    Format,
+    StoredTensor,
+    plain_tensor,
+)
 from penstock.services.worker.quantization.quantization import Quantization
-from penstock.services.worker.safetensors_file import WEIGHT_TYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,10 +56,20 @@ class GgufFormat(Format, frozen=True):
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         if self.kind not in BLOCKS:
-            return {WEIGHT: StoredTensor(((outputs, inputs),), WEIGHT_TYPES, "codes")}
+            plain = plain_tensor(outputs, inputs)
+            return {WEIGHT: replace(plain, axes=(self._rows(outputs), *plain.axes[1:]))}
         numbers, size = BLOCKS[self.kind]
         shape = (outputs, inputs // numbers * size)
-        return {WEIGHT: StoredTensor((shape,), (self.kind,), "codes", of=self.title)}
+        axes = (self._rows(outputs), Axis("inputs", numbers, size))
+        return {WEIGHT: StoredTensor((shape,), (self.kind,), "codes", of=self.title, axes=axes)}
+
+    def _rows(self, outputs: int) -> Axis:
+        """Pairs lie within a head."""
+        dim = outputs // self.heads if self.heads else 1
+        return Axis("outputs", dim, dim)
+
+    def of_part(self, outputs: int, own: int) -> GgufFormat:
+        return replace(self, heads=self.heads * own // outputs)
 
     def form(self, outputs: int, inputs: int) -> Form | None:
         return _FORMS.get(self.kind)

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.services.worker.quantization.format import (
+    INPUTS,
+    OUTPUTS,
     WEIGHT,
     Form,
     Format,
     StoredTensor,
     groups_of,
+    inputs_in,
     scales,
 )
 from penstock.services.worker.quantization.packed_integers import grouped
@@ -51,14 +54,15 @@ class Int8Format(Format, frozen=True):
         shapes: tuple[tuple[int, ...], ...] = ((outputs, groups_of(inputs, self.group)),)
         if self.group < 0:
             shapes += ((), (1,), (outputs,))
+        axes = (OUTPUTS, inputs_in(self.group, inputs))
         found = {
-            WEIGHT: StoredTensor(((outputs, inputs),), ("I8",), "codes"),
-            _SCALE: scales(*shapes, of=self.title),
+            WEIGHT: StoredTensor(((outputs, inputs),), ("I8",), "codes", axes=(OUTPUTS, INPUTS)),
+            _SCALE: scales(*shapes, of=self.title, axes=axes),
             ".input_scale": scales((), (1,), optional=True),
             ".input_zero_point": StoredTensor(((), (1,)), ("I8", "I32"), "zeros", True),
         }
         if not self.symmetric:
-            found[_ZEROS] = StoredTensor(shapes, ("I8",), "zeros", of=self.title)
+            found[_ZEROS] = StoredTensor(shapes, ("I8",), "zeros", of=self.title, axes=axes)
         return found
 
     def form(self, outputs: int, inputs: int) -> Form:

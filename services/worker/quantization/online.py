@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from penstock.services.worker.quantization.format import WEIGHT, Form, Format, StoredTensor
-from penstock.services.worker.safetensors_file import WEIGHT_TYPES
+from penstock.services.worker.quantization.format import (
+    WEIGHT,
+    Form,
+    Format,
+    StoredTensor,
+    plain_tensor,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +34,8 @@ class OnlineFormat(Format, frozen=True):
         return self.kind == "fp8"
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
-        return {WEIGHT: StoredTensor(((outputs, inputs),), WEIGHT_TYPES, "codes")}
+        """What shares a scale is read together: of int8 and fp8 a whole row."""
+        return {WEIGHT: plain_tensor(outputs, inputs, self.form(outputs, inputs).group or inputs)}
 
     def form(self, outputs: int, inputs: int) -> Form:
         """int4 where the inputs have groups, else int8."""

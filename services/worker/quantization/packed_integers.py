@@ -16,10 +16,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from penstock.services.worker.quantization.format import (
+    INPUTS,
+    OUTPUTS,
+    Axis,
     Form,
     Format,
     StoredTensor,
     groups_of,
+    inputs_in,
     scales,
 )
 
@@ -44,6 +48,11 @@ class PackedIntegers(Format, frozen=True):
     def each(self) -> int:
         """Codes of a word."""
         return 32 // self.bits
+
+    def _axes(self, inputs: int) -> tuple[Axis, Axis, Axis]:
+        """Of words along outputs, of words along inputs, and of groups."""
+        words = Axis("outputs", self.each), Axis("inputs", self.each)
+        return *words, inputs_in(self.group, inputs)
 
     def _form(self, inputs: int, *, zeros: bool, ordered: bool) -> Form:
         group = inputs if self.group < 0 else min(self.group, inputs)
@@ -107,13 +116,17 @@ class GptqFormat(PackedIntegers, frozen=True):
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         groups, each = groups_of(inputs, self.group), self.each
-        of = self.title
+        of, (words, packed, grouped_inputs) = self.title, self._axes(inputs)
         return {
-            ".qweight": StoredTensor(((inputs // each, outputs),), _WORDS, "codes", of=of),
-            ".qzeros": StoredTensor(((groups, outputs // each),), _WORDS, "zeros", of=of),
-            ".scales": scales((groups, outputs), of=of),
+            ".qweight": StoredTensor(
+                ((inputs // each, outputs),), _WORDS, "codes", of=of, axes=(packed, OUTPUTS)
+            ),
+            ".qzeros": StoredTensor(
+                ((groups, outputs // each),), _WORDS, "zeros", of=of, axes=(grouped_inputs, words)
+            ),
+            ".scales": scales((groups, outputs), of=of, axes=(grouped_inputs, OUTPUTS)),
             ".g_idx": StoredTensor(
-                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of
+                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of, axes=(INPUTS,)
             ),
         }
 
@@ -140,12 +153,16 @@ class AwqFormat(PackedIntegers, frozen=True):
         return self._why_not(outputs, inputs, packed_outputs=True)
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
-        groups, words = groups_of(inputs, self.group), outputs // self.each
-        of = self.title
+        groups, width = groups_of(inputs, self.group), outputs // self.each
+        of, (words, _, grouped_inputs) = self.title, self._axes(inputs)
         return {
-            ".qweight": StoredTensor(((inputs, words),), _WORDS, "codes", of=of),
-            ".qzeros": StoredTensor(((groups, words),), _WORDS, "zeros", of=of),
-            ".scales": scales((groups, outputs), of=of),
+            ".qweight": StoredTensor(
+                ((inputs, width),), _WORDS, "codes", of=of, axes=(INPUTS, words)
+            ),
+            ".qzeros": StoredTensor(
+                ((groups, width),), _WORDS, "zeros", of=of, axes=(grouped_inputs, words)
+            ),
+            ".scales": scales((groups, outputs), of=of, axes=(grouped_inputs, OUTPUTS)),
         }
 
     def form(self, outputs: int, inputs: int) -> Form:
@@ -175,17 +192,22 @@ class PackQuantized(PackedIntegers, frozen=True):
 
     def tensors(self, outputs: int, inputs: int) -> dict[str, StoredTensor]:
         groups, each, of = groups_of(inputs, self.group), self.each, self.title
+        words, packed, grouped_inputs = self._axes(inputs)
         found = {
-            ".weight_packed": StoredTensor(((outputs, inputs // each),), _WORDS, "codes", of=of),
-            ".weight_scale": scales((outputs, groups), of=of),
+            ".weight_packed": StoredTensor(
+                ((outputs, inputs // each),), _WORDS, "codes", of=of, axes=(OUTPUTS, packed)
+            ),
+            ".weight_scale": scales((outputs, groups), of=of, axes=(OUTPUTS, grouped_inputs)),
             _SHAPE: StoredTensor(((2,),), ("I64", "I32"), "shape", True, says=(outputs, inputs)),
             ".weight_g_idx": StoredTensor(
-                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of
+                ((inputs,),), _WORDS, "order", not self.ordered, self.group, of=of, axes=(INPUTS,)
             ),
         }
         if not self.symmetric:
             shape = (-(-outputs // each), groups)
-            found[".weight_zero_point"] = StoredTensor((shape,), _WORDS, "zeros", of=of)
+            found[".weight_zero_point"] = StoredTensor(
+                (shape,), _WORDS, "zeros", of=of, axes=(words, grouped_inputs)
+            )
         return found
 
     def form(self, outputs: int, inputs: int) -> Form:

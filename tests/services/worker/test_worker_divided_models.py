@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,14 @@ import torch
 from msgspec.structs import replace
 from support.worker.plan_driver import GREEDY, PlanDriver
 from support.worker.pooled_prompts import pooled
-from support.worker.quantized_folders import WRITERS, write_twins
+from support.worker.quantized_folders import WRITERS, Writer, write_twins
 from support.worker.ranks_in_threads import ThreadsMeeting, ranks_of
 from support.worker.sampler_slots import EVERY_SAMPLER
 from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.config import ClusterConfig, Config, ConfigError, ModelConfig
 from penstock.protocol.logprobs import PackedLogprobs
-from penstock.protocol.model_info import read_model_info
+from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import (
     Chunk,
@@ -33,9 +35,9 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
 )
 from penstock.services.worker.layer_groups import group_layers
-from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.model_weights import load_model, random_model
+from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.rank_shares import place_of, why_not
 from penstock.services.worker.models.registry import adapter_for
 from penstock.services.worker.models.weights import named_tensors
@@ -159,18 +161,48 @@ def test_random_weights_are_those_of_one_worker(tiny_folder: Folder) -> None:
         assert torch.equal(part[f"model.layers.1.{name}.weight"], stored.chunk(2, dim)[1])
 
 
+@contextmanager
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """What the system is asked for, however it is counted elsewhere."""
+    found, preadv = list[int](), os.preadv
+
+    def counted(descriptor: int, buffers: Any, offset: int) -> int:
+        found.append(preadv(descriptor, buffers, offset))
+        return found[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", counted)
+        yield found
+
+
+def bytes_of_ranks(
+    folder: Path,
+    tensor: int,
+    pipeline: int,
+    monkeypatch: pytest.MonkeyPatch,
+    online: str = "none",
+) -> tuple[int, list[int]]:
+    """What one worker reads of all files, and what each rank does."""
+    info, cpu = read_model_info(folder), torch.device("cpu")
+    found = list[int]()
+    for rank in [None, *range(tensor * pipeline)]:
+        place = None if rank is None else place_of(rank, tensor, pipeline)
+        ranks = place and HostRanks(place, info.vocab_size)
+        with bytes_read(monkeypatch) as read:
+            load_model(info, torch.float32, cpu, lambda note: None, online=online, ranks=ranks)
+        found.append(sum(read))
+    return found[0], found[1:]
+
+
 @pytest.mark.parametrize(("tensor", "pipeline", "share"), [(2, 1, 0.6), (4, 1, 0.4), (2, 2, 0.4)])
 def test_a_rank_reads_its_part_of_the_files_alone(
-    tensor: int, pipeline: int, share: float, tiny_folder: Folder
+    tensor: int,
+    pipeline: int,
+    share: float,
+    tiny_folder: Folder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    info = read_model_info(tiny_folder("llama3"))
-    read: list[LoadReport] = []
-    load_model(info, torch.float32, torch.device("cpu"), lambda note: None, read.append)
-    for rank in range(tensor * pipeline):
-        ranks = HostRanks(place_of(rank, tensor, pipeline), info.vocab_size)
-        cpu = torch.device("cpu")
-        load_model(info, torch.float32, cpu, lambda note: None, read.append, ranks=ranks)
-    whole, *parts = [report.done_bytes for report in read]
+    whole, parts = bytes_of_ranks(tiny_folder("llama3"), tensor, pipeline, monkeypatch)
     assert max(parts) < share * whole
     assert sum(parts) >= whole
 
@@ -270,8 +302,30 @@ def test_quantized_weights_of_which_ranks_have_no_whole_groups_are_refused_with_
             check_division(config, read_model_info(folder))
 
 
-def check_divided(folder: Path, tensor: int, pipeline: int, online: str = "none") -> None:
-    """Quantized weights give the tokens that they give on one worker."""
+@pytest.mark.parametrize("form", [form for form in WRITERS if not form.endswith("-ordered")])
+def test_a_rank_of_a_quantized_checkpoint_reads_its_part_of_the_files_alone(
+    form: str, tiny_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twins = write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form])
+    whole, parts = bytes_of_ranks(twins.quantized, 2, 1, monkeypatch)
+    assert max(parts) < 0.52 * whole
+    assert sum(parts) >= whole
+
+
+@pytest.mark.parametrize(("online", "share"), [("int4", 0.56), ("int8", 0.7), ("fp8", 0.7)])
+def test_ranks_that_round_weights_read_whole_rows_where_these_share_a_scale(
+    online: str, share: float, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_folder("llama3-wide")
+    whole, parts = bytes_of_ranks(folder, 2, 1, monkeypatch, online)
+    assert max(parts) < share * whole
+
+
+def check_divided(
+    folder: Path, tensor: int, pipeline: int, online: str = "none", *, plain: bool = False
+) -> None:
+    """Quantized weights give the tokens that they give on one worker. plain: computed as what the
+    codes stand for, where a CPU's own kernels for codes compute in bfloat16."""
     info, sizes = read_model_info(folder), sizes_for(folder)
     model = ModelConfig(model=str(folder), quantization=online)  # type: ignore[arg-type]
     cluster = ClusterConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
@@ -283,9 +337,11 @@ def check_divided(folder: Path, tensor: int, pipeline: int, online: str = "none"
 
     whole = load_model(info, torch.float32, cpu, lambda note: None, online=online)
     assert whole.quantized
+    prepare = Decoder.make_plain if plain else lambda model: None
+    prepare(whole)
     expected = drawn(ModelExecutor(whole, sizes))
     sizes = replace(sizes, micro_batches=pipeline)
-    with ranks_of(folder, tensor, pipeline, sizes, online=online) as ranks:
+    with ranks_of(folder, tensor, pipeline, sizes, online=online, prepare=prepare) as ranks:
         assert drawn(ranks) == expected
 
 
@@ -318,6 +374,27 @@ def test_ranks_of_a_quantized_checkpoint_give_the_tokens_of_one_worker(
 ) -> None:
     twins = write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form])
     check_divided(twins.quantized, tensor, pipeline)
+
+
+@pytest.mark.parametrize("form", [form for form in WRITERS if not form.endswith("-ordered")])
+def test_ranks_read_the_numbers_of_one_worker_whatever_the_format(
+    form: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    twins = write_twins(tiny_folder("llama3-wide"), tmp_path, WRITERS[form])
+    check_divided(twins.quantized, 2, 1, plain=True)
+
+
+def test_inputs_of_a_rank_in_groups_with_others_are_refused_by_name(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    writer = WRITERS["gptq-4-ordered"]
+    silent = Writer(writer.config | {"desc_act": False}, writer.store)
+    folder = write_twins(tiny_folder("llama3-wide"), tmp_path, silent).quantized
+    info = read_model_info(folder)
+    ranks = HostRanks(place_of(1, 2, 1), info.vocab_size)
+    words = "o_proj.g_idx.*inputs 64 to 128 of a rank are in groups with others; --pipeline-para"
+    with pytest.raises(BadModelFolder, match=words):
+        load_model(info, torch.float32, torch.device("cpu"), lambda note: None, ranks=ranks)
 
 
 def prefill(step: int, slot: int) -> StepPlan:

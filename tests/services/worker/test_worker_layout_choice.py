@@ -30,7 +30,7 @@ BERT: dict[str, Any] = {
     "max_position_embeddings": 512,
 }
 
-TWO_HEADS = LLAMA_8B | {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+TWO_HEADS = LLAMA_8B | {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 48}
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 import sys
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import aiohttp
 
 from penstock.loadtest.own_server import own_server
+from penstock.loadtest.studies.gpu_memory import memory_in_use
 from penstock.protocol.model_info import read_model_info
 
 _SAMPLE_SECONDS = 2.0
@@ -51,16 +51,6 @@ def random_body(choose: random.Random, model: str, longest: int, vocabulary: int
     tokens = choose.choice((1, 8, 32, 128, 256))
     sizes = {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True}
     return {"model": model, "prompt": prompt, **sizes, **choose.choice(_SETTINGS)}
-
-
-def used_memory(index: int = 0) -> int | None:
-    """MiB in use on a GPU by the driver's count; ``None`` where there is none."""
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return int(found.stdout.split()[index])
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        return None
 
 
 class Load:
@@ -101,9 +91,7 @@ class Load:
 
     async def _watch(self) -> None:
         while not self._done:
-            used = await asyncio.to_thread(used_memory)
-            if used is not None:
-                self.memory.append(used)
+            self.memory += (await asyncio.to_thread(memory_in_use))[:1]
             async with self._session.get("/metrics") as answer:
                 found = _METRIC.findall(await answer.text())
             self.steps = {name: sum(float(v) for n, v in found if n == name) for name, _ in found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.determinism import contradictions_of_determinism
@@ -20,20 +19,18 @@ _REMEDY = "leave --deterministic out"
 
 
 def check_deterministic(
-    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
+    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: str
 ) -> None:
     """Look at the model's files before its weights are read, which may take minutes.
 
-    device: ``cpu`` or ``cuda``. Raises ``ConfigError`` where a row's bits would depend on what else
-    a step has, and ``BadModelFolder``.
+    device: ``cpu`` or ``cuda``; dtype: as torch names it. Raises ``ConfigError`` where a row's bits
+    would depend on what else a step has, and ``BadModelFolder``.
     """
     if config.device.deterministic and (reason := _why_not(config, info, pooling, device, dtype)):
         raise ConfigError(f"--deterministic: {reason}")
 
 
-def repeats(
-    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
-) -> bool:
+def repeats(config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: str) -> bool:
     """Whether the answer of a seed has the same bits whatever else a step computes: on a CPU where
     ``--deterministic`` would change nothing, on a GPU with it."""
     if config.device.deterministic or device != "cpu":
@@ -53,9 +50,7 @@ def check_deterministic_kernels(config: Config, kernels: DenseModel | AttentionA
     raise ConfigError(f"--deterministic: {_not_by_kernels(reason)}")
 
 
-def _why_not(
-    config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: torch.dtype
-) -> str:
+def _why_not(config: Config, info: ModelInfo, pooling: Pooling, device: str, dtype: str) -> str:
     """With the way out; empty: it can be."""
     if pooling.tasks or not pooling.generates:
         tasks = ", ".join(pooling.tasks) or "no generation"
@@ -79,12 +74,11 @@ def _why_not(
             f"{_REMEDY}"
         )
     if device == "cpu":
-        if dtype == torch.float32:
+        if dtype == "float32":
             return ""
-        name = str(dtype).removeprefix("torch.")
         return (
             f"on a CPU the order of sums is fixed in float32 alone, and --dtype "
-            f"{config.model.dtype} is {name} here; give --dtype float32, or {_REMEDY}"
+            f"{config.model.dtype} is {dtype} here; give --dtype float32, or {_REMEDY}"
         )
     longest = config.model.max_model_len or info.max_model_len
     return _why_not_on_gpu(for_length(choice.specification, longest))

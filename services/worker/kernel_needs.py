@@ -9,6 +9,7 @@ from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.device_facts import DeviceFacts
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.ahead_checks import type_name
 from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
 from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.dense import DenseConfig, paged_config
@@ -24,7 +25,7 @@ from penstock.services.worker.models.specification import (
     ModelSpecification,
     for_length,
 )
-from penstock.services.worker.plan import PlannedDevice, Planner, type_name
+from penstock.services.worker.plan import PlannedDevice, Planner
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.quantization.reading import read_quantization
 
@@ -122,7 +123,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
         model=model,
         attention=attention,
         coded=coded,
-        dtype=type_name(config, info),
+        dtype=type_name(config.model.dtype, info, on_cpu=False),
         block_size=config.cache.block_size,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,

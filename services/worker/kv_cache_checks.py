@@ -13,17 +13,9 @@ FP8_CAPABILITY = (8, 9)
 """Least compute capability of GPUs whose kernels read e4m3."""
 
 
-def check_kv_cache(config: Config, device: torch.device) -> None:
-    """Raises ``ConfigError`` where the device, or the ranks on it, cannot."""
-    if config.cache.kv_cache_dtype == "auto" or device.type == "cpu":
-        return
-    import torch
-
-    check_for_gpu(config, torch.cuda.get_device_capability(device))
-
-
 def check_for_gpu(config: Config, capability: tuple[int, int]) -> None:
-    """The same, of a GPU of this compute capability, which need not be there."""
+    """Raises ``ConfigError`` where a GPU of this compute capability, which need not be there, or
+    the ranks on it, cannot."""
     kind = config.cache.kv_cache_dtype
     if kind == "auto":
         return

@@ -10,17 +10,15 @@ from penstock.protocol.config import Config
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.pooling import read_pooling
 from penstock.protocol.tasks import load_tasks
+from penstock.services.worker.ahead_checks import check_files
 from penstock.services.worker.ahead_compilation import AheadCompilation
-from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import DirectExecutor, Executor
-from penstock.services.worker.kept_model import check_held, check_kept
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.pooling_tasks import null_tasks
-from penstock.services.worker.rank_choice import check_division
 
 if TYPE_CHECKING:
     from penstock.services.worker.held.loading import Preparation
@@ -45,8 +43,7 @@ def load_executor(
     ``ConfigError`` for settings that do not fit it. torch is imported only for a real model.
     """
     info = read_model_info(config.model.model)
-    check_kept(config, info)
-    check_held(config, info)
+    check_files(config, info)  # damage is told before torch loads
     tasks, pooling = load_tasks(), read_pooling(info, config.model)
     gc.disable()  # until there is what will stay: it would be walked through again and again
     try:
@@ -79,9 +76,6 @@ def _load_null(config: Config) -> Executor:
 def _load(
     config: Config, progress: Progress, loaded: Loaded, preparation: Preparation | None
 ) -> Executor:
-    check_division(config, read_model_info(config.model.model))
-    if config.loading.load_format != "dummy" and not config.loading.hold_weights:
-        Checkpoint(read_model_info(config.model.model).folder)  # damage is told before torch loads
     set_up_cpu_libraries()
     progress("importing torch")
     info = read_model_info(config.model.model)

@@ -11,18 +11,14 @@ import torch
 
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.config.model_dtype import computed_type
 from penstock.protocol.judging import JUDGED
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.protocol.pooling import Pooling, read_pooling
 from penstock.services.worker.adapters import loading as adapter_loading
 from penstock.services.worker.adapters.adapter_loader import AdapterLoader
 from penstock.services.worker.adapters.model_adapters import ModelAdapters
-from penstock.services.worker.determinism import (
-    check_deterministic,
-    check_deterministic_kernels,
-    repeats,
-)
+from penstock.services.worker.ahead_checks import check_settings, type_name
+from penstock.services.worker.determinism import check_deterministic_kernels, repeats
 from penstock.services.worker.device_memory import CudaMemory
 from penstock.services.worker.drafting_executor import DraftingExecutor
 from penstock.services.worker.first_steps import executor_of, run_first
@@ -38,12 +34,13 @@ from penstock.services.worker.held.loading import (
     restored,
     with_held,
 )
-from penstock.services.worker.kv_cache_checks import check_kernels, check_kv_cache
+from penstock.services.worker.kv_cache_checks import check_kernels
 from penstock.services.worker.loaded_model import (
     AttentionAlone,
     LoadedModel,
     kernels_for,
 )
+from penstock.services.worker.memory_account import dtype_name
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_memory import in_use, plan_memory
 from penstock.services.worker.model_weights import Loaded, Progress, make_model
@@ -68,7 +65,6 @@ from penstock.services.worker.prompt_sums import PromptSums
 from penstock.services.worker.quantization.reading import read_quantization
 from penstock.services.worker.rank_choice import rank_place, words_of_stage
 from penstock.services.worker.rank_group import HostRanks, RankGroup
-from penstock.services.worker.speculation.draft_shape import read_draft_shape
 from penstock.services.worker.speculation.model_drafter import ModelDrafter
 from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
@@ -122,17 +118,14 @@ def _load(
     info = read_model_info(config.model.model)
     device = choose_device(config.device.device, config.device.device_index)
     dtype = choose_dtype(config.model.dtype, info, device)
-    check_quantization(config, device)
-    check_kv_cache(config, device)
+    name = dtype_name(dtype)
+    on_cpu = device.type == "cpu"
+    check_settings(config, info, name, None if on_cpu else torch.cuda.get_device_capability(device))
     place = rank_place(config, info)
     ranks = ranks_of(place, info, device, config) if place.size > 1 else None
     cores = max(1, read_machine().physical_cores // place.size)
     torch.set_num_threads(config.device.threads or cores)
     pooling = read_pooling(info, config.model)
-    adapter_loading.check_adapters(config, info, pooling, device.type)
-    check_deterministic(config, info, pooling, device.type, dtype)
-    if pooling.generates:  # what is wrong with drafts is told before weights are read
-        read_draft_shape(config, info, [], on_cpu=device.type == "cpu")
     holding = None if without else holding_of(config, dtype, device)
     made = None if holding is None else restored(holding, config, info, device, progress, loaded)
     if preparation is not None:
@@ -174,7 +167,7 @@ def _load(
     if device.type == "cuda" and alone:
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
-    executor.repeats = repeats(config, info, pooling, device.type, dtype)
+    executor.repeats = repeats(config, info, pooling, device.type, name)
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
@@ -359,19 +352,6 @@ def choose_device(name: str, index: int = 0) -> torch.device:
     return torch.device(name)
 
 
-def check_quantization(config: Config, device: torch.device) -> None:
-    """Raises ``ConfigError`` where the device does not compute what ``--quantization`` makes."""
-    if config.model.quantization == "fp8" and device.type == "cpu":
-        raise ConfigError(
-            "--quantization fp8: CPUs do not multiply FP8; int8 takes as much memory there"
-        )
-
-
 def choose_dtype(name: str, info: ModelInfo, device: torch.device) -> torch.dtype:
-    """``auto`` is what ``computed_type`` says. Raises ``BadModelFolder`` and ``ConfigError``."""
-    on_cpu = device.type == "cpu"
-    if name != "auto":
-        if on_cpu and name == "float16":
-            raise ConfigError("--dtype float16: the CPU computes in bfloat16 or float32")
-        return _DTYPES[name]
-    return _DTYPES[computed_type(info, read_machine() if on_cpu else None)]
+    """See ``type_name``. Raises ``BadModelFolder`` and ``ConfigError``."""
+    return _DTYPES[type_name(name, info, on_cpu=device.type == "cpu")]

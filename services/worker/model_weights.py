@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
+from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.model_choice import ModelChoice, choose_model
@@ -46,6 +49,8 @@ _log = logging.getLogger("penstock.worker")
 DUMMY_STD = 0.02
 """Spread of random weights: as transformers initialises them."""
 _HEADS = ("lm_head.", "score.")
+_SMALL = 1 << 28
+"""Parameters of a model of transformers' code that is loaded to be looked at."""
 
 
 def make_model(
@@ -90,12 +95,8 @@ def _by_transformers(
 ) -> CausalModel:
     from penstock.services.worker.models.transformers_loading import load_transformers_model
 
-    try:
+    with _naming_both(choice):
         model = load_transformers_model(info, dtype, device, random=random, seed=seed)
-    except BadModelFolder as failure:
-        if not choice.refusal:
-            raise
-        raise BadModelFolder(f"{choice.refusal}; nor by transformers' code: {failure}") from None
     if choice.refusal:
         _log.warning(
             "transformers' code computes the model, more slowly: its own family refuses it: %s",
@@ -103,6 +104,51 @@ def _by_transformers(
         )
         model.refusal = choice.refusal
     return model
+
+
+@contextlib.contextmanager
+def _naming_both(choice: ModelChoice) -> Iterator[None]:
+    """Say of a model that transformers' code refuses why its own family does."""
+    try:
+        yield
+    except BadModelFolder as failure:
+        if not choice.refusal:
+            raise
+        raise BadModelFolder(f"{choice.refusal}; nor by transformers' code: {failure}") from None
+
+
+def check_loadable(
+    config: Config, info: ModelInfo, dtype: torch.dtype, choice: ModelChoice
+) -> None:
+    """As ``make_model``, but for memory and weights; what transformers' code computes is loaded if
+    it is small, which shows what numbers alone do. Raises ``BadModelFolder``."""
+    random = config.loading.load_format == "dummy"
+    if choice.specification is not None:
+        pooling = read_pooling(info, config.model)
+        bare = not pooling.generates and not pooling.is_judge
+        longest, online = config.model.max_model_len, config.model.quantization
+        checked_model(info, Checkpoint(info.folder), dtype, longest, headless=bare, online=online)
+        return
+    from penstock.services.worker.models.transformers_loading import (
+        check_transformers_model,
+        load_transformers_model,
+    )
+
+    with _naming_both(choice):
+        parameters = check_transformers_model(info, dtype, random=random)
+        if parameters <= _SMALL:
+            load_transformers_model(info, dtype, torch.device("cpu"), random=random, seed=0)
+
+
+class CheckedModel(NamedTuple):
+    """A model whose checkpoint holds what it expects, as it is stored."""
+
+    model: ModelSpecification
+    names: TensorNames
+    notes: list[str]
+    quantization: Quantization | None
+    whole: DecoderWeights
+    """On torch's meta device."""
 
 
 def load_model(
@@ -121,19 +167,13 @@ def load_model(
     sequence may have, by default all that the model was trained for. headless: as in
     ``make_model``; the embedding stands for the LM head then. online: as ``--quantization`` says.
     ranks: this one of them reads its part alone, or keeps that of quantized layers."""
-    adapter, quantization = adapter_for(info), read_quantization(info, online)
-    model = for_length(adapter.specification(info), longest or info.max_model_len)
     progress("checking the checkpoint")
     checkpoint = Checkpoint(Path(info.folder))
-    model, names, notes = as_stored(model, adapter.names, checkpoint)
-    if headless:
-        model = replace(model, tie_word_embeddings=True)
-        quantization = None if quantization is None else quantization.without_head()
     # Pinned while the device starts and memory is taken for the weights.
     buffers = PinnedBuffers(checkpoint.total_bytes) if device.type == "cuda" else None
-    whole = allocate_weights(model, dtype, torch.device("meta"), names, quantization)
-    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(whole).items()}
-    _check(checkpoint, shapes, model, names, quantization, whole, ranks, headless=headless)
+    model, names, notes, quantization, whole = checked_model(
+        info, checkpoint, dtype, longest, headless=headless, online=online, ranks=ranks
+    )
     own = model if ranks is None else own_model(model, ranks.place)
     weights = allocate_weights(own, dtype, device, names, quantization, ranks)
     zero = may_be_zero(names, model, divided=ranks is not None)
@@ -152,6 +192,29 @@ def load_model(
             report = reader.run()
         loaded(replace(report, notes=notes))
         return _decoder(model, in_halves(own, weights), weights, ranks)
+
+
+def checked_model(
+    info: ModelInfo,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    longest: int | None,
+    *,
+    headless: bool,
+    online: str,
+    ranks: RankGroup | None = None,
+) -> CheckedModel:
+    """Check the whole checkpoint; arguments: see ``load_model``. Raises ``BadModelFolder``."""
+    adapter, quantization = adapter_for(info), read_quantization(info, online)
+    model = for_length(adapter.specification(info), longest or info.max_model_len)
+    model, names, notes = as_stored(model, adapter.names, checkpoint)
+    if headless:
+        model = replace(model, tie_word_embeddings=True)
+        quantization = None if quantization is None else quantization.without_head()
+    whole = allocate_weights(model, dtype, torch.device("meta"), names, quantization)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(whole).items()}
+    _check(checkpoint, shapes, model, names, quantization, whole, ranks, headless=headless)
+    return CheckedModel(model, names, notes, quantization, whole)
 
 
 def _decoder(

@@ -1,8 +1,9 @@
 """``penstock plan``: what a worker would take of a device's memory, told before anything is loaded.
 
-It makes the account that a worker makes at its start (``memory_plan``), with sizes from the model's
-``config.json`` and the headers of its files instead of what is measured. torch is imported only to
-ask a GPU of this machine for its memory.
+It refuses what a worker refuses (``ahead_checks``), and makes the account that a worker makes at
+its start (``memory_plan``), with sizes from the model's ``config.json`` and the headers of its
+files instead of what is measured. torch is imported only to ask a GPU of this machine for its
+memory, and to compare a model with its files.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from msgspec.structs import replace
 from penstock.kernels.gpu.device_facts import USUAL_MULTIPROCESSORS
 from penstock.kernels.quantized_kinds import SPACE_BYTES
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.machine import free_host_bytes, read_machine
-from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
+from penstock.protocol.config.machine import free_host_bytes
+from penstock.protocol.config.model_dtype import ITEM_BYTES
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
+from penstock.protocol.pooling import read_pooling
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.services.worker.ahead_checks import (
+    check_files,
+    check_model,
+    check_settings,
+    type_name,
+)
 from penstock.services.worker.alternatives import alternatives
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cuda_driver import CudaDevice
@@ -29,7 +37,6 @@ from penstock.services.worker.gpu.static_memory import (
     widens_keys,
 )
 from penstock.services.worker.gpus import GPUS, Gpu
-from penstock.services.worker.kv_cache_checks import check_for_gpu
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.memory_account import (
@@ -204,7 +211,7 @@ class Planner:
         return ExecutorSizes(form, sizes, item, alone, self.device.multiprocessors, widens=widens)
 
     def type_name(self, config: Config) -> str:
-        return type_name(config, self.info, on_cpu=self.device.is_cpu)
+        return type_name(config.model.dtype, self.info, on_cpu=self.device.is_cpu)
 
     def may_quantize(self, config: Config) -> bool:
         """Whether weights are plain and may be rounded while they are read."""
@@ -266,14 +273,6 @@ def has_compressed(account: MemoryAccount) -> bool:
     return any(_COMPRESSED in part.note for part in account.parts)
 
 
-def type_name(config: Config, info: ModelInfo, *, on_cpu: bool = False) -> str:
-    """Of a weight as the worker has it, as torch names it. Raises ``BadModelFolder`` for an unknown
-    type."""
-    if config.model.dtype != "auto":
-        return config.model.dtype
-    return computed_type(info, read_machine() if on_cpu else None)
-
-
 def weights_of(shape: ModelShape, item: int, dtype: str, *, on_cpu: bool) -> MemoryPart:
     """item: bytes of a plain weight."""
     if shape.quantized is None:
@@ -320,8 +319,11 @@ def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
                 f"{error} (--load-format dummy plans by its config.json alone)"
             ) from None
     planner = Planner(info, planned_device(config, gpu))
-    if not planner.device.is_cpu:
-        check_for_gpu(config, planner.device.capability)
+    if not read_pooling(info, config.model).encoder:  # which has no plan
+        dtype, device = planner.type_name(config), planner.device
+        check_files(config, info)
+        check_settings(config, info, dtype, None if device.is_cpu else device.capability)
+        check_model(config, info, dtype)
     beside = planner.beside_kv(config)
     estimate = _ESTIMATE if read_shape(info, config).estimated else []
     try:

@@ -15,6 +15,7 @@ from penstock.protocol.config.model_dtype import ITEM_BYTES
 from penstock.protocol.config.speculation_checks import contradictions_of_drafts
 from penstock.protocol.config.tier_checks import contradictions_of_tiers
 from penstock.protocol.model_info import ModelInfo
+from penstock.services.worker.ahead_checks import type_name
 from penstock.services.worker.kv_cache_checks import check_for_gpu
 from penstock.services.worker.layouts.division import HOST_GPUS, Layout, layouts
 from penstock.services.worker.layouts.given_gpus import GivenGpus
@@ -25,7 +26,7 @@ from penstock.services.worker.memory_account import MemoryAccount, shown_bytes
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.model_shape import ModelShape, read_shape
 from penstock.services.worker.models.rank_shares import RankPlace
-from penstock.services.worker.plan import Planner, has_compressed, type_name
+from penstock.services.worker.plan import Planner, has_compressed
 from penstock.services.worker.rank_choice import StageLayers, check_division, stage_layers
 
 Objective = Literal["throughput", "latency"]
@@ -111,7 +112,7 @@ class Evaluator:
         whole = Layout(1, 1, 1)
         self.shape = read_shape(info, whole.config(config, whole.places()[0]))
         self.own_code = choose_model(info, config).specification is not None
-        self.dtype = type_name(config, info)
+        self.dtype = type_name(config.model.dtype, info, on_cpu=False)
         self._rates = rates_of(gpus.gpu, peer=not config.cluster.disable_custom_all_reduce)
 
     def evaluate(

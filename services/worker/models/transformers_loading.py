@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,40 @@ def load_transformers_model(
 ) -> TransformersModel:
     """The model of a folder, or of its ``config.json`` with random weights.
 
-    Nothing in the folder is executed. Raises ``BadModelFolder``.
+    Nothing in the folder is executed. Raises ``BadModelFolder``, where possible before memory is
+    taken.
     """
+    check_transformers_model(info, dtype, random=random)
+    if random:
+        torch.manual_seed(seed)
+    return TransformersModel(info, dtype, device, _made(info, dtype, device, random=random))
+
+
+def check_transformers_model(info: ModelInfo, dtype: torch.dtype, *, random: bool) -> int:
+    """Look at a model on torch's meta device, where nothing is computed and no memory is taken.
+
+    It shows all but what depends on numbers: whether the code uses the positions that it is given,
+    what follows its LM head, and, where the code itself looks at numbers, which layers attend.
+    Returns the number of parameters. Raises ``BadModelFolder``.
+    """
+    meta = torch.device("meta")
+    model = TransformersModel(info, dtype, meta, _made(info, dtype, meta, random=random))
+    return int(model.num_parameters)
+
+
+def _made(info: ModelInfo, dtype: torch.dtype, device: torch.device, *, random: bool) -> Any:
+    """The library's model on a device; on torch's meta device without values. Raises
+    ``BadModelFolder``."""
     import transformers
 
     if not random:
         Checkpoint(Path(info.folder))  # names what is wrong with the files
     loading: dict[str, Any] = {}
-    options = {"trust_remote_code": False, "local_files_only": True}
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    empty = device.type == "meta"
     try:
         config = transformers.AutoConfig.from_pretrained(info.folder, **options)
-        if random:
-            torch.manual_seed(seed)
+        if random or (empty and find_spec("accelerate") is None):  # which reads onto the device
             make: Callable[..., Any] = transformers.AutoModelForCausalLM.from_config
             with device:
                 model = make(config, dtype=dtype)
@@ -43,6 +66,7 @@ def load_transformers_model(
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # else its error names none of them
+                device_map="meta" if empty else None,
                 **options,
             )
     except Exception as failure:  # whatever the library's code raises for a folder
@@ -54,7 +78,7 @@ def load_transformers_model(
         ) from failure
     _check_class(info, type(model).__name__)
     _check_loading(info, loading)
-    return TransformersModel(info, dtype, device, model.to(device))
+    return model if empty else model.to(device)
 
 
 def _check_class(info: ModelInfo, computed: str) -> None:

@@ -56,7 +56,8 @@ class TransformersModel:
     def __init__(
         self, info: ModelInfo, dtype: torch.dtype, device: torch.device, model: Any
     ) -> None:
-        """model: of transformers, on the device. Raises ``BadModelFolder``."""
+        """model: of transformers, on the device. On torch's meta device it shows what does not
+        depend on numbers. Raises ``BadModelFolder``."""
         self._info, self.dtype, self.device = info, dtype, device
         self.vocab_size = info.vocab_size
         self._model = model.eval().requires_grad_(False)
@@ -91,6 +92,8 @@ class TransformersModel:
         except BadModelFolder:
             raise
         except Exception as failure:  # whatever the modelling code raises
+            if device.type == "meta":  # it looks at numbers, and there are none
+                return
             reason = " ".join(str(failure).split())[:200]
             raise self._refused(f"its code raises {type(failure).__name__}: {reason}") from failure
         if device.type == "cuda":
@@ -234,6 +237,8 @@ class TransformersModel:
         self._recording = False
         self.hidden_size = hidden.shape[-1]
         self._check_layers()
+        if self.device.type == "meta":
+            return
         self._find_finish(tokens, positions, hidden)
         self._check_positions(tokens, hidden)
 

@@ -32,7 +32,7 @@ def settings(folder: Path, **model: Any) -> Config:
     )
 
 
-def refusal(config: Config, device: str = "cpu", dtype: torch.dtype = torch.float32) -> str:
+def refusal(config: Config, device: str = "cpu", dtype: str = "float32") -> str:
     """Empty: there is none."""
     info = read_model_info(config.model.model)
     try:
@@ -91,7 +91,7 @@ def test_a_folder_for_another_task_is_refused(tiny_folder: Folder, tmp_path: Pat
 def test_on_a_gpu_it_is_told_from_the_models_form(
     tiny_folder: Folder, variant: str, reason: str
 ) -> None:
-    found = refusal(settings(tiny_folder(variant)), "cuda", torch.bfloat16)
+    found = refusal(settings(tiny_folder(variant)), "cuda", "bfloat16")
     assert found.startswith(f"--deterministic: {reason}") if reason else not found
     assert not reason or found.endswith("leave --deterministic out")
 
@@ -106,7 +106,7 @@ def test_without_the_flag_nothing_is_refused(tiny_folder: Folder) -> None:
     config = settings(tiny_folder("gpt2"))
     device = msgspec.structs.replace(config.device, deterministic=False)
     plain = msgspec.structs.replace(config, device=device)
-    assert not refusal(plain, dtype=torch.bfloat16)
+    assert not refusal(plain, dtype="bfloat16")
     check_deterministic_kernels(plain, "no kernels")
 
 

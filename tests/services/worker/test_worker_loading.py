@@ -25,7 +25,7 @@ from penstock.protocol.config import (
 )
 from penstock.protocol.config.machine import free_host_bytes, read_machine
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
-from penstock.services.worker import loading, model_loading
+from penstock.services.worker import ahead_checks, loading
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.memory import check_fits, plan_capacity
 from penstock.services.worker.memory_account import MemoryAccount
@@ -155,7 +155,7 @@ def test_auto_dtype_is_the_checkpoints_or_what_the_cpu_multiplies_fast(
 ) -> None:
     cpu = torch.device("cpu")
     machine = msgspec.structs.replace(read_machine(), multiplies_bf16=multiplies)
-    monkeypatch.setattr(model_loading, "read_machine", lambda: machine)
+    monkeypatch.setattr(ahead_checks, "read_machine", lambda: machine)
 
     def info(dtype: str) -> ModelInfo:
         return ModelInfo(tmp_path, "x", 1, 1, dtype, [], {}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from penstock.protocol.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from penstock.protocol.model_info import read_model_info
+from penstock.protocol.model_info import BadModelFolder, read_model_info
 from penstock.services import cli
 from penstock.services.worker import model_memory, plan
 from penstock.services.worker.gpus import GPUS, gpu_named
@@ -140,11 +141,13 @@ def test_windows_make_room_for_several_times_the_tokens(tmp_path: Path) -> None:
     assert tokens[0] > 4 * tokens[1] > 400_000
 
 
-def planned(tmp_path: Path, model: dict[str, Any], *flags: str) -> tuple[str, int]:
-    """What is printed, and the exit code."""
+def planned(
+    tmp_path: Path, model: dict[str, Any], *flags: str, lean: bool = True
+) -> tuple[str, int]:
+    """What is printed, and the exit code. lean: it imports no torch."""
     (tmp_path / "config.json").write_text(json.dumps(model))
     command = "import sys; from penstock.services.cli import main; code = main(sys.argv[1:]); "
-    command += "bad = {'torch', 'transformers', 'triton'} & sys.modules.keys(); "
+    command += f"bad = {lean} and {{'torch', 'transformers', 'triton'}} & sys.modules.keys(); "
     command += "sys.exit(f'imported {bad}' if bad else code)"
     arguments = ["plan", str(tmp_path), "--load-format", "dummy", *flags]
     done = subprocess.run(
@@ -218,6 +221,82 @@ def test_without_weights_a_plan_says_how_config_json_alone_suffices(
     assert cli.main([*command, "--load-format", "dummy"]) == 0
 
 
+def changed(folder: Path, target: Path, **settings: Any) -> Path:
+    """A copy of a folder whose ``config.json`` says something else."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text()) | settings
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+WRONG_FOLDERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a shape of a family of ours": ("qwen3", {"intermediate_size": 120}, "of a wrong shape: "),
+    "layers that are missing": ("llama", {"num_hidden_layers": 3}, "tensors missing: "),
+    "a shape by transformers": ("gpt2", {"n_inner": 120}, "of a wrong shape: "),
+    "an unknown architecture": (
+        "gpt2",
+        {"architectures": ["NoSuchForCausalLM"], "model_type": "no_such"},
+        "transformers",
+    ),
+    "code in the folder": (
+        "gpt2",
+        {
+            "architectures": ["OwnForCausalLM"],
+            "model_type": "own",
+            "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"},
+        },
+        "trust_remote_code",
+    ),
+    "a quantization": ("qwen3", {"quantization_config": {"quant_method": "no_such"}}, "no_such"),
+    "quantized weights by transformers": (
+        "gpt2",
+        {"quantization_config": {"quant_method": "fp8"}},
+        "weights must be plain",
+    ),
+    "layers with another state": ("jamba", {}, "another state than keys and values"),
+    "keys and values of two sizes": ("deepseek-v3", {}, "keys of 192 and values of 128"),
+    "attention of another form": ("falcon", {}, "0 of 2 layers attend"),
+    "a mask": ("doge", {}, "attention has .*attention_mask"),
+    "positions": ("bart", {}, "does not use the positions"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG_FOLDERS))
+def test_a_plan_refuses_a_folder_that_a_start_refuses_with_the_same_words(
+    case: str, tiny_folder: Folder, tmp_path: Path
+) -> None:
+    variant, settings, words = WRONG_FOLDERS[case]
+    config = config_for(changed(tiny_folder(variant), tmp_path / "model", **settings))
+    with pytest.raises(BadModelFolder, match=words) as started:
+        load_executor(config, lambda note: None)
+    with pytest.raises(BadModelFolder) as planned:
+        plan.report(config, None)
+    assert str(planned.value) == str(started.value)
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ({"model": {"quantization": "fp8"}}, "CPUs do not multiply FP8"),
+        ({"model": {"dtype": "float16"}}, "the CPU computes in bfloat16 or float32"),
+        ({"model": {"dtype": "bfloat16"}, "device": {"deterministic": True}}, "in float32 alone"),
+        ({"loading": {"lora": ["x=/no/such"], "lora_required": True}}, "/no/such"),
+        ({"cluster": {"tensor_parallel_size": 3}}, "sizes that work: 1, 2"),
+    ],
+)
+def test_a_plan_refuses_settings_that_a_start_refuses_with_the_same_words(
+    groups: dict[str, dict[str, Any]], words: str, tiny_folder: Folder
+) -> None:
+    whole = config_for(tiny_folder("qwen3"))
+    of_config = {name: replace(getattr(whole, name), **fields) for name, fields in groups.items()}
+    config = replace(whole, **of_config)
+    with pytest.raises((BadModelFolder, ConfigError), match=words) as started:
+        load_executor(config, lambda note: None)
+    with pytest.raises((BadModelFolder, ConfigError)) as planned:
+        plan.report(config, None)
+    assert str(planned.value) == str(started.value)
+
+
 def test_gpus_are_found_however_they_are_spelled() -> None:
     assert gpu_named("NVIDIA H100") == gpu_named("h100") == GPUS["h100"]
     assert gpu_named("RTX 4090") == gpu_named("GeForce RTX 4090") == GPUS["4090"]
@@ -238,7 +317,7 @@ def test_the_null_device_has_no_plan(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_places_of_adapters_are_counted_on_a_gpu(tmp_path: Path) -> None:
     flags = ["--gpu", "h100", "--max-loras", "4", "--max-lora-rank", "10"]
-    text, code = planned(tmp_path, LLAMA_8B, *flags, "--lora-dirs", str(tmp_path))
+    text, code = planned(tmp_path, LLAMA_8B, *flags, "--lora-dirs", str(tmp_path), lean=False)
     assert code == 0, text
     # Of rank 16: q, k, v and o, gate and up, down.
     ranks_in, ranks_out = 3 * 4096 + 4096 + 2 * 4096 + 14_336, 6144 + 4096 + 2 * 14_336 + 4096

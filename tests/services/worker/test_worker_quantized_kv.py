@@ -20,7 +20,7 @@ from penstock.protocol.config.fields import SpeculationConfig
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.drafting_executor import DraftingExecutor
-from penstock.services.worker.kv_cache_checks import check_kernels, check_kv_cache
+from penstock.services.worker.kv_cache_checks import check_for_gpu, check_kernels
 from penstock.services.worker.layer_groups import group_layers
 from penstock.services.worker.loaded_model import LoadedModel
 from penstock.services.worker.memory import EXTRA_BLOCKS
@@ -137,24 +137,22 @@ def test_blocks_of_other_kinds_lie_in_other_spaces(tiny_folder: Folder) -> None:
     assert len({blocks.layout for blocks in found if blocks is not None}) == 3
 
 
-def test_what_has_not_been_checked_on_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_not_been_checked_on_gpus_is_refused() -> None:
     config, cuda = Config(cache=CacheConfig(kv_cache_dtype="fp8_e4m3")), torch.device("cuda")
     divided = replace(config, cluster=ClusterConfig(tensor_parallel_size=2))
-    check_kv_cache(divided, CPU)
     check_kernels(config, CPU, "computed on a CPU")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    ampere = (8, 6)
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype fp8_e4m3 needs .* 8.9, .* has 8.6;"):
-        check_kv_cache(config, cuda)
-    check_kv_cache(replace(config, cache=CacheConfig(kv_cache_dtype="int8")), cuda)
+        check_for_gpu(config, ampere)
+    check_for_gpu(replace(config, cache=CacheConfig(kv_cache_dtype="int8")), ampere)
     with pytest.raises(ConfigError, match="fp8_e4m3 works on one GPU"):
-        check_kv_cache(divided, cuda)
+        check_for_gpu(divided, ampere)
     drafting = replace(config, speculation=SpeculationConfig(speculative="suffix"))
-    check_kv_cache(drafting, CPU)
     with pytest.raises(ConfigError, match="--kv-cache-dtype fp8_e4m3 and --speculative suffix"):
-        check_kv_cache(drafting, cuda)
+        check_for_gpu(drafting, ampere)
     kept = CacheConfig(kv_cache_dtype="int8", kv_tier_memory_bytes=1 << 20)
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 and --kv-tier-memory-bytes"):
-        check_kv_cache(replace(config, cache=kept), cuda)
+        check_for_gpu(replace(config, cache=kept), ampere)
     check_kernels(config, cuda, "")
     with pytest.raises(ConfigError, match="operations would: heads of 18; leave it out"):
         check_kernels(config, cuda, "heads of 18")

@@ -208,7 +208,7 @@ def _best_kernel(
     logits, rows, temperature, seed_low, seed_high, num_output, best, token, asks, repetition,
     frequency, presence, counts, allowed, adjusted, floors, chosen, reached, vocab, mask_words,
     splits, split_length, greedy_below,
-    LANES: tl.constexpr, LIMITS: tl.constexpr, EARLY: tl.constexpr,
+    LANES: tl.constexpr, LIMITS: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -232,6 +232,8 @@ def _best_kernel(
     warmth = tl.load(temperature + slot)
     drawn = warmth >= greedy_below
     key_add, key_factor = draw_key(seed_low, seed_high, num_output, slot)
+    if FIRST:
+        key_add += key_factor * FIRST
     scale = tl.where(drawn, 1.0 / tl.maximum(warmth, greedy_below), 1.0)
     first = split * split_length
     end = tl.minimum(first + split_length, vocab)
@@ -267,6 +269,27 @@ def _best_kernel(
     tl.store(token + at, found)
 
 
+@triton.jit
+def best_of(value, found, inside):
+    """Of the bests of some pieces of a row: the highest, the lowest token that reaches it, and why
+    a piece has none. found: tokens with reasons in bits 29 and 30."""
+    bad = tl.max(tl.where(inside, found >> 29, 0), 0)
+    ids = found & 0x1FFFFFFF
+    top = tl.max(value, 0)
+    chosen = tl.min(tl.where(inside & (value == top), ids, 0x3FFFFFFF), 0)
+    return top, tl.where(chosen == 0x3FFFFFFF, 0, chosen), bad
+
+
+@triton.jit
+def advance(row, slot, chosen, bad, last_token, position, num_output, result, max_rows):
+    """Give a slot its token, and the host what it must know of it."""
+    tl.store(result + row, chosen)
+    tl.store(result + max_rows + row, bad)
+    tl.store(last_token + slot, chosen)
+    tl.store(num_output + slot, tl.load(num_output + slot) + 1)
+    tl.store(position + slot, tl.load(position + slot) + 1)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def _commit_kernel(
     best, token, rows, last_token, position, num_output, result, splits, max_rows,
@@ -281,18 +304,10 @@ def _commit_kernel(
     inside = split < splits
     value = tl.load(best + row * splits + split, mask=inside, other=float("-inf"))
     found = tl.load(token + row * splits + split, mask=inside, other=0)
-    bad = tl.max(tl.where(inside, found >> 29, 0), 0)
+    top, chosen, bad = best_of(value, found, inside)
     # Where every token is banned, nothing is the best.
-    bad = tl.maximum(bad, tl.where(tl.max(value, 0) == float("-inf"), _NOTHING_LEFT, 0))
-    ids = found & 0x1FFFFFFF
-    top = tl.max(value, 0)
-    chosen = tl.min(tl.where(inside & (value == top), ids, 0x3FFFFFFF), 0)
-    chosen = tl.where(chosen == 0x3FFFFFFF, 0, chosen)
-    tl.store(result + row, chosen)
-    tl.store(result + max_rows + row, bad)
-    tl.store(last_token + slot, chosen)
-    tl.store(num_output + slot, tl.load(num_output + slot) + 1)
-    tl.store(position + slot, tl.load(position + slot) + 1)
+    bad = tl.maximum(bad, tl.where(top == float("-inf"), _NOTHING_LEFT, 0))
+    advance(row, slot, chosen, bad, last_token, position, num_output, result, max_rows)
 
 
 def draw(
@@ -307,6 +322,7 @@ def draw(
     greedy_below: float,
     slots: SamplerSlots | None = None,
     space: SamplerSpace | None = None,
+    first: int = 0,
 ) -> int:
     """The best token of each split of each row. Returns the number of splits of a row.
 
@@ -315,6 +331,8 @@ def draw(
     num_output, int32. best: fp32, token: int32, each at least N * ``vocab_splits(V)``; bits 29
     and 30 of a token say why its split has none, see ``Choice.bad``. slots, space: as they were
     given to ``adjust_logits`` and ``keep_floor`` before; ``None`` if no row asks for either.
+    first: the token of the first column, whose noise is that of this token; the columns that are
+    written to ``token`` count from 0 all the same.
     """
     count, vocab = logits.shape
     splits, length, lanes, warps = vocab_splits(vocab), SPLIT, _LANES, 4
@@ -332,7 +350,7 @@ def draw(
     _best_kernel[(count, splits)](
         logits, rows, temperature, seed_low, seed_high, num_output, best, token, *asked, vocab,
         0 if slots is None else slots.allowed.shape[1], splits, length, greedy_below, lanes,
-        space is not None, EARLY, num_warps=warps, maxnreg=64, launch_pdl=EARLY,
+        space is not None, first, EARLY, num_warps=warps, maxnreg=64, launch_pdl=EARLY,
     )  # fmt: skip
     return splits
 

@@ -34,13 +34,17 @@ class AllowedTokens(NamedTuple):
     rows: IntArray
     masks: Tensor
     """[A, ceil(V / 32)] int32, on the logits' device."""
+    first: int = 0
+    """The token of the logits' first column."""
 
     def apply(self, logits: Tensor, place: IntArray) -> None:
         """Ban in place; see ``Adjustment``."""
-        vocab = logits.shape[1]
+        begin, end = self.first, self.first + logits.shape[1]
+        words = self.masks[:, begin // 32 : mask_words(end)]
         bit = torch.arange(32, dtype=torch.int32, device=logits.device)
-        banned = self.masks[:, :, None].bitwise_right_shift(bit).bitwise_and_(1).eq_(0)
-        banned = banned.view(len(self.masks), -1)[:, :vocab].to(torch.bool)
+        banned = words[:, :, None].bitwise_right_shift(bit).bitwise_and_(1).eq_(0)
+        ahead = begin // 32 * 32
+        banned = banned.view(len(words), -1)[:, begin - ahead : end - ahead].to(torch.bool)
         if len(self.rows) == len(logits):
             logits.masked_fill_(banned, -torch.inf)
         else:

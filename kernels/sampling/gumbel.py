@@ -11,6 +11,8 @@ lowbias32 is Chris Wellons' integer hash (nullprogram.com, "Prospecting for Hash
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -22,15 +24,27 @@ _LOWBIAS32 = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32))
 def draw(scaled: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
     """Gumbel-max over each row. scaled: [R, C] fp32; ids: [R or 1, C] int32 token ids of the
     columns; keys: [2, R] int32. Returns the chosen column of each row, [R] int64."""
+    return torch.cat([noisy.argmax(-1) for noisy in _noisy(scaled, ids, keys)])
+
+
+def best(scaled: Tensor, ids: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """``draw``, and ahead of it what each chosen column reaches, noise included, [R] fp32."""
+    values, chosen = [], []
+    for noisy in _noisy(scaled, ids, keys):
+        chosen.append(noisy.argmax(-1))
+        values.append(noisy.gather(1, chosen[-1][:, None])[:, 0])
+    return torch.cat(values), torch.cat(chosen)
+
+
+def _noisy(scaled: Tensor, ids: Tensor, keys: Tensor) -> Iterator[Tensor]:
+    """What the columns of some rows reach, then of the next ones."""
     count, width = scaled.shape
     at_once = max(1, _HASH_ELEMENTS // width)
-    chosen = []
     for first in range(0, count, at_once):
         part = slice(first, first + at_once)
         names = ids if ids.shape[0] == 1 else ids[part]
         noise = exponential(names, keys[:, part]).log_()
-        chosen.append((scaled[part] - noise).argmax(-1))
-    return torch.cat(chosen)
+        yield scaled[part] - noise
 
 
 def exponential(ids: Tensor, keys: Tensor) -> Tensor:

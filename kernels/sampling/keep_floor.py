@@ -34,8 +34,11 @@ def draw_limited(scaled: Tensor, rows: SamplingRows, keys: Tensor) -> Tensor:
     highest, ids = scaled.topk(width, dim=-1)
     top_p = torch.from_numpy(rows.top_p).to(device)[:, None]
     count = np.where((rows.top_k > 0) & (rows.top_k < vocab), rows.top_k, vocab)
-    least = _least(rows, highest[:, :1])
-    floor, settled = _floor(highest, scaled, torch.from_numpy(count).to(device), top_p, least)
+    least = least_kept(rows, highest[:, :1])
+    weights = weights_of_all(scaled, highest[:, :1], least)
+    floor, settled = floor_of(
+        highest, weights, torch.from_numpy(count).to(device), top_p, least, vocab
+    )
     shown = highest.masked_fill(highest < floor, -torch.inf)
     chosen = draw(shown, ids.to(torch.int32), keys)
     tokens = ids.gather(1, chosen[:, None])[:, 0]
@@ -49,7 +52,7 @@ def draw_limited(scaled: Tensor, rows: SamplingRows, keys: Tensor) -> Tensor:
     return tokens
 
 
-def _least(rows: SamplingRows, highest: Tensor) -> Tensor | None:
+def least_kept(rows: SamplingRows, highest: Tensor) -> Tensor | None:
     """The floor of min_p alone, [R, 1]; ``None`` where no row has one. highest: [R, 1]."""
     if rows.min_p is None or not rows.min_p.any():
         return None
@@ -61,21 +64,43 @@ def _draw_sorted(
     scaled: Tensor, count: IntArray, top_p: Tensor, keys: Tensor, least: Tensor | None
 ) -> Tensor:
     """Rows whose limit lies beyond the candidates: sort them whole."""
-    ordered = scaled.sort(dim=-1, descending=True).values
-    floor, _ = _floor(ordered, scaled, torch.from_numpy(count).to(scaled.device), top_p, least)
+    floor = sorted_floor(scaled, count, top_p, least)
     ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)[None, :]
     return draw(scaled.masked_fill(scaled < floor, -torch.inf), ids, keys)
 
 
-def _floor(
-    ordered: Tensor, scaled: Tensor, count: Tensor, top_p: Tensor, least: Tensor | None
+def sorted_floor(scaled: Tensor, count: IntArray, top_p: Tensor, least: Tensor | None) -> Tensor:
+    """The floor of rows that are sorted whole, [R, 1]; see ``floor_of``. scaled: [R, V]."""
+    ordered = scaled.sort(dim=-1, descending=True).values
+    weights = weights_of_all(scaled, ordered[:, :1], least)
+    counts = torch.from_numpy(count).to(scaled.device)
+    return floor_of(ordered, weights, counts, top_p, least, scaled.shape[1])[0]
+
+
+def weights_of_all(scaled: Tensor, highest: Tensor, least: Tensor | None) -> Tensor:
+    """[R, 1] fp64: sum of what the columns of ``scaled`` [R, n] weigh that min_p keeps. highest:
+    [R, 1], of all columns; least: from ``least_kept``."""
+    everything = (scaled - highest).exp_()
+    if least is not None:
+        everything.masked_fill_(scaled < least, 0.0)
+    return row_sum(everything, torch.float64)[:, None]
+
+
+def floor_of(
+    ordered: Tensor,
+    all_weights: Tensor,
+    count: Tensor,
+    top_p: Tensor,
+    least: Tensor | None,
+    vocab: int,
 ) -> tuple[Tensor, Tensor]:
     """The lowest logit that is kept, and whether ``ordered`` sufficed to find it.
 
-    ordered: [R, W] the W highest of ``scaled`` [R, V], descending; count: [R] int64, top-k or V;
-    top_p: [R, 1]; least: [R, 1], from ``_least``. Returns [R, 1] and [R] bool.
+    ordered: [R, W] the W highest of a row of V = ``vocab``, descending; all_weights: [R, 1], from
+    ``weights_of_all``; count: [R] int64, top-k or V; top_p: [R, 1]; least: [R, 1], from
+    ``least_kept``. Returns [R, 1] and [R] bool.
     """
-    width, vocab = ordered.shape[1], scaled.shape[1]
+    width = ordered.shape[1]
     count = count[:, None]
     last = ordered.gather(1, (count - 1).clamp(max=width - 1))
     # All that top-k and min_p keep is among ``ordered``.
@@ -86,12 +111,8 @@ def _floor(
     weights = (ordered - ordered[:, :1]).exp_()
     weights.masked_fill_(ordered < last, 0.0)
     before = weights.cumsum(-1, dtype=torch.float64) - weights
-    # Without top-k the weights beyond the candidates count too.
-    everything = (scaled - ordered[:, :1]).exp_()
-    if least is not None:
-        everything.masked_fill_(scaled < least, 0.0)
-    all_weights = row_sum(everything, torch.float64)[:, None]
     kept_weights = before[:, -1:] + weights[:, -1:]
+    # Without top-k the weights beyond the candidates count too.
     total = torch.where(complete, kept_weights, all_weights)
     inside = (before < top_p * total).logical_and_(ordered >= last)
     inside[:, 0] = True

@@ -25,6 +25,12 @@ class SamplingRows(NamedTuple):
     min_p: FloatArray | None = None
     """0: all. ``None``: 0 in every row."""
 
+    @staticmethod
+    def greedy(count: int) -> SamplingRows:
+        """Rows of which the highest logit wins."""
+        zeros, none = np.zeros(count, np.float32), np.zeros(count, np.int64)
+        return SamplingRows(zeros, none, zeros + 1.0, np.zeros(count, np.uint64))
+
     def take(self, index: IntArray) -> SamplingRows:
         return SamplingRows(
             self.temperature[index],

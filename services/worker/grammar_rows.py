@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from penstock.protocol.grammar.compiler import make_tokenizer
 from penstock.protocol.model_info import ModelInfo
@@ -170,6 +172,64 @@ class NoGrammars(GrammarRows):
 
     def following(self, at: IntArray) -> IntArray:
         return np.zeros(0, np.int64)
+
+
+FromFirst = Callable[[Tensor], Tensor]
+"""``RankGroup.from_first``."""
+
+
+class TellingGrammars(GrammarRows):
+    """Of the first of the ranks that draw together: the others are told its masks."""
+
+    def __init__(self, slots: int, vocab_size: int, from_first: FromFirst) -> None:
+        super().__init__(slots, vocab_size)
+        self._from_first = from_first
+
+    def wait(self) -> Masks | None:
+        masks = super().wait()
+        if masks is not None:
+            told = np.full((len(masks.rows), self._words + 1), -1, np.int32)
+            told[:, :-1] = masks.masks
+            for row, token in masks.openings.items():
+                told[np.searchsorted(masks.rows, row), -1] = token
+            self._from_first(torch.from_numpy(told))
+        return masks
+
+
+class ToldGrammars(NoGrammars):
+    """Of the others: they know which rows follow a grammar, and are told what it allows."""
+
+    def __init__(self, slots: int, vocab_size: int, from_first: FromFirst) -> None:
+        super().__init__(slots, vocab_size)
+        self._from_first = from_first
+        self._asked: IntArray | None = None
+
+    def begin(self, added: list[NewSlot], adjustments: Sequence[SlotAdjustments | None]) -> None:
+        for new in added:
+            asked = adjustments[new.slot]
+            self._follows[new.slot] = asked is not None and asked.grammar is not None
+
+    def following(self, at: IntArray) -> IntArray:
+        return np.flatnonzero(self._follows[at])
+
+    def start(self, at: IntArray, rows: IntArray) -> None:
+        self._asked = rows
+
+    def wait(self) -> Masks | None:
+        rows, self._asked = self._asked, None
+        if rows is None:
+            return None
+        told = torch.empty(len(rows), self._words + 1, dtype=torch.int32)
+        words = self._from_first(told).numpy()
+        tokens = zip(rows.tolist(), words[:, -1].tolist(), strict=True)
+        openings = {row: token for row, token in tokens if token >= 0}
+        return Masks(rows, words[:, :-1].copy(), openings, [])
+
+    def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
+        return
+
+    def drop(self) -> None:
+        self._asked = None
 
 
 def _failures(rows: IntArray, failed: dict[int, Failure]) -> list[RowFailure]:

@@ -98,7 +98,7 @@ class LoadedModel(NamedTuple):
             drafts = self.model.device.type == "cpu"
             plain = DraftingExecutor if drafts else ModelExecutor
             return plain(self.model, capacity, self.attention, self.kind)
-        kind = SilentExecutor if self.model.ranks.place.rank else RankExecutor
+        kind = RankExecutor if self.model.ranks.place.is_last else SilentExecutor
         return kind(self.model, capacity, self.attention, self.kind)
 
     @property
@@ -145,7 +145,7 @@ def kernels_for(model: CausalModel, block_size: int) -> DenseModel | AttentionAl
         form = form_for_kernels(model.specification, model.dtype.itemsize, block_size)
         if isinstance(form, DenseConfig):
             if isinstance(model, RankDecoder):
-                form = model.whole_vocabulary(form)
+                form = model.own_vocabulary(form)
             return dense_model(form, model.specification, model.weights)
         if isinstance(model, RankDecoder):
             return f"{form}, and the model is divided among ranks"

@@ -19,7 +19,10 @@ from penstock.kernels.quantized_cache import cache_type
 from penstock.kernels.sampling import (
     NOT_FINITE,
     NOTHING_LEFT,
+    Adjustment,
     AllowedTokens,
+    Choice,
+    Logprobs,
     SamplingRows,
     choose,
     model_logprob,
@@ -268,7 +271,7 @@ class ModelExecutor(DirectExecutor):
             tokens = chunk.predicted[begin : begin + PROMPT_ROWS]
             rows = self._inputs.chosen_rows(first + begin + np.arange(len(tokens)))
             logits = self._model.logits(hidden.residual, rows)[: len(tokens)]
-            parts.append(_entries(logits, tokens.astype(np.int64), most))
+            parts.append(self._entries(logits, tokens.astype(np.int64), most))
         return chunk_logprobs(chunk, np.concatenate(parts), most)
 
     def _choose(
@@ -308,10 +311,19 @@ class ModelExecutor(DirectExecutor):
             self._open(masks, logits)
             allowed = torch.from_numpy(masks.masks).to(logits.device)
             adjustments.insert(0, AllowedTokens(masks.rows, allowed))
-        choice = choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
+        choice = self._choice(logits, wanted, adjustments)
         # The one wait for the device.
         both = torch.stack((choice.tokens, choice.bad.to(torch.int64))).cpu().numpy()
         return Drawn(at, num_output, both[0], both[1], masks)
+
+    def _choice(
+        self, logits: torch.Tensor, wanted: SamplingRows, adjustments: list[Adjustment]
+    ) -> Choice:
+        return choose(logits, wanted, GREEDY_TEMPERATURE, adjustments)
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of all tokens, of rows of ``row_logits``."""
+        return logits
 
     def _took(self, logits: torch.Tensor, drawn: Drawn) -> None:
         """Show the drawn tokens to what reads them. logits: [R, V], as the model made them."""
@@ -324,8 +336,12 @@ class ModelExecutor(DirectExecutor):
     def _steer(self, logits: torch.Tensor, at: IntArray, tokens: IntArray) -> None:
         """Show Mirostat the drawn tokens. logits: [R, V], as the model made them."""
         steered = self._adjuster.steered
-        for row in np.flatnonzero(steered.asks[at]).tolist():
-            steered.took(int(at[row]), [model_logprob(logits[row], int(tokens[row]))])
+        rows = np.flatnonzero(steered.asks[at])
+        if not len(rows):
+            return
+        whole = self._whole(logits.index_select(0, torch.from_numpy(rows).to(logits.device)))
+        for z, row in zip(whole, rows.tolist(), strict=True):
+            steered.took(int(at[row]), [model_logprob(z, int(tokens[row]))])
 
     def _recall(self, step: PlannedStep, hidden: Hidden) -> None:
         """Show Mirostat the output of sequences that take a slot again."""
@@ -334,17 +350,26 @@ class ModelExecutor(DirectExecutor):
                 tokens = chunk.drawn[begin : begin + PROMPT_ROWS].tolist()
                 at = first + chunk.drawn_from + begin
                 rows = self._inputs.chosen_rows(at + np.arange(len(tokens)))
-                logits = self._model.logits(hidden.residual, rows)[: len(tokens)]
+                logits = self._whole(self._model.logits(hidden.residual, rows)[: len(tokens)])
                 found = (model_logprob(*one) for one in zip(logits, tokens, strict=True))
                 self._adjuster.steered.took(chunk.slot, found)
 
-    @staticmethod
-    def _open(masks: Masks, logits: torch.Tensor) -> None:
+    def _open(self, masks: Masks, logits: torch.Tensor) -> None:
         """Let rows begin with the token that opens a thinking where it is the likeliest of all."""
-        for row, token in masks.openings.items():
-            if int(logits[row].argmax()) == token:
+        rows = np.array(list(masks.openings), np.int64)
+        if not len(rows):
+            return
+        likeliest = self._likeliest(
+            logits.index_select(0, torch.from_numpy(rows).to(logits.device))
+        )
+        for (row, token), found in zip(masks.openings.items(), likeliest.tolist(), strict=True):
+            if found == token:
                 at = int(np.searchsorted(masks.rows, row))
                 masks.masks[at] = only(token, masks.masks.shape[1])
+
+    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """[R]: the likeliest token of each row. logits: [R, V]."""
+        return logits.argmax(-1)
 
     def _start_masks(self, step: PlannedStep) -> None:
         """What grammars allow is found out while the layers are computed."""
@@ -361,7 +386,17 @@ class ModelExecutor(DirectExecutor):
             return []
         most = self.slots.logprobs[at[rows]]
         asked = logits.index_select(0, torch.from_numpy(rows).to(logits.device))
-        return row_logprobs(_entries(asked, tokens[rows], int(most.max())), rows, most)
+        return row_logprobs(self._entries(asked, tokens[rows], int(most.max())), rows, most)
+
+    def _entries(self, logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
+        """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is
+        wanted."""
+        found = self._logprobs_of(logits, torch.from_numpy(tokens).to(logits.device), most)
+        chosen, rank, top_ids, top = (part.cpu().numpy() for part in found)
+        return pack_entries(tokens, rank, chosen, top_ids, top)
+
+    def _logprobs_of(self, logits: torch.Tensor, tokens: torch.Tensor, most: int) -> Logprobs:
+        return logprobs(logits, tokens, most)
 
 
 def causes(bad: IntArray) -> tuple[list[int], list[int]]:
@@ -373,10 +408,3 @@ def causes(bad: IntArray) -> tuple[list[int], list[int]]:
 def _needs_all(step: PlannedStep) -> bool:
     """Whether logits of other rows than those that are drawn are needed."""
     return bool(asking_chunks(step)) or any(len(chunk.drawn) for chunk in step.chunks)
-
-
-def _entries(logits: torch.Tensor, tokens: IntArray, most: int) -> Words:
-    """[R, 3 + 2 N] of all rows of ``logits`` [R, V]; tokens: [R], those whose logprob is wanted."""
-    found = logprobs(logits, torch.from_numpy(tokens).to(logits.device), most)
-    chosen, rank, top_ids, top = (part.cpu().numpy() for part in found)
-    return pack_entries(tokens, rank, chosen, top_ids, top)

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.nn.functional import pad
 
 from penstock.kernels.all_reduce import all_reduce
+from penstock.kernels.sampling.shard import Shard
 from penstock.services.worker.link_group import LinkGroup
-from penstock.services.worker.models.rank_shares import RankPlace
+from penstock.services.worker.models.rank_shares import RankPlace, own_tokens
 from penstock.services.worker.rank_links import RankLinks
 
 if TYPE_CHECKING:
@@ -54,9 +56,15 @@ class RankGroup(Protocol):
         """Memory by which a kernel can sum rows like ``x`` [N, D] over the ranks of a stage;
         ``None``: only ``sum`` can."""
 
-    def columns(self, x: Tensor, out: Tensor) -> Tensor:
-        """``out`` [R, V] with what the ranks of a stage have side by side in it, as far as there
-        are columns for it; on others than the first perhaps anything. x: [R, n]."""
+    def gather(self, x: Tensor) -> Tensor:
+        """[shares, ...]: ``x`` of every rank of a stage, in their order, on all of them."""
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """``x`` overwritten with that of the first rank of a stage, on all of them."""
+
+    def columns(self, x: Tensor) -> Tensor:
+        """[R, V]: the columns that the ranks of a stage have, side by side; on others than the
+        first perhaps anything of this shape. x: [R, n], of this rank's tokens (``own_tokens``)."""
 
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
         """Begin to overwrite what was drawn with what rank 0 has, on all ranks; what is returned
@@ -121,13 +129,25 @@ class HostRanks:
     def shared_rows(self, x: Tensor) -> PeerRows | None:
         return None
 
-    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         if self._stage is None:
-            return beside([x], out)
-        first = not self.place.share
-        parts = [torch.empty_like(x) for _ in range(self.place.shares)] if first else []
-        self._stage.gather([parts] if first else [], [x], dist.GatherOptions()).wait()
-        return beside(parts, out)
+            return x.expand(self.place.shares, *x.shape)
+        parts = x.new_empty(self.place.shares, *x.shape)
+        self._stage.allgather([list(parts.unbind())], [x.contiguous()]).wait()
+        return parts
+
+    def from_first(self, x: Tensor) -> Tensor:
+        if self._stage is not None:
+            self._stage.broadcast([x], dist.BroadcastOptions()).wait()
+        return x
+
+    def columns(self, x: Tensor) -> Tensor:
+        if self._stage is None:
+            return beside([x], self.vocab_size)
+        first, own = not self.place.share, widened(x, self.vocab_size, self.place)
+        parts = [torch.empty_like(own) for _ in range(self.place.shares)] if first else []
+        self._stage.gather([parts] if first else [], [own], dist.GatherOptions()).wait()
+        return beside(parts, self.vocab_size) if first else x.new_zeros(len(x), self.vocab_size)
 
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
         if self._all is None:
@@ -195,12 +215,18 @@ def connected(
     )
 
 
-def beside(parts: Sequence[Tensor], out: Tensor) -> Tensor:
-    """``out`` [R, V] with the parts [R, n] side by side in it, and zeros behind them."""
-    done, width = 0, out.shape[1]
-    for part in parts:
-        count = min(part.shape[1], width - done)
-        out[:, done : done + count] = part[:, :count]
-        done += count
-    out[:, done:].zero_()
-    return out
+def widened(x: Tensor, vocab_size: int, place: RankPlace) -> Tensor:
+    """``x`` [R, n], as wide as that of the rank with the most tokens."""
+    return pad(x, (0, -(-vocab_size // place.shares) - x.shape[1])).contiguous()
+
+
+def shard_of(ranks: RankGroup) -> Shard:
+    """What a rank has of the logits."""
+    own = own_tokens(ranks.vocab_size, ranks.place)
+    return Shard(own.start, ranks.vocab_size, not ranks.place.share, ranks.gather, ranks.columns)
+
+
+def beside(parts: Sequence[Tensor], width: int) -> Tensor:
+    """[R, width]: the parts [R, n] side by side, cut off or with zeros behind them."""
+    found = torch.cat(list(parts), 1)
+    return pad(found, (0, width - found.shape[1]))

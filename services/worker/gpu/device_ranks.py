@@ -25,6 +25,7 @@ from penstock.services.worker.rank_group import (
     Meeting,
     beside,
     connected,
+    widened,
 )
 
 if TYPE_CHECKING:
@@ -149,15 +150,29 @@ class DeviceRanks:
         sums = self._sums
         return sums.shared if sums is not None and sums.shared.holds(x) else None
 
-    def columns(self, x: Tensor, out: Tensor) -> Tensor:
-        """On all ranks of a stage: each draws for itself, so that their graphs are alike."""
+    def gather(self, x: Tensor) -> Tensor:
         if not x.is_cuda:
-            return self._host.columns(x, out)
+            return self._host.gather(x)
         if self._stage is None:
-            return beside([x], out)
+            return x.expand(self.place.shares, *x.shape)
         parts = x.new_empty(self.place.shares, *x.shape)
-        self._stage.gather(x, parts)
-        return beside(parts.unbind(), out)
+        self._stage.gather(x.contiguous(), parts)
+        return parts
+
+    def from_first(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return self._host.from_first(x)
+        if self._stage is not None:
+            self._stage.broadcast(x)
+        return x
+
+    def columns(self, x: Tensor) -> Tensor:
+        if not x.is_cuda:
+            return self._host.columns(x)
+        if self._stage is None:
+            return beside([x], self.vocab_size)
+        parts = self.gather(widened(x, self.vocab_size, self.place))
+        return beside(parts.unbind(), self.vocab_size)
 
     def agree(self, *drawn: Tensor) -> Callable[[], None]:
         if not drawn[0].is_cuda:

@@ -38,7 +38,7 @@ from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import PromptTask
 from penstock.services.worker.prompt_sums import chunk_rows
-from penstock.services.worker.slots import PlannedStep, SlotTable
+from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
 if TYPE_CHECKING:
@@ -313,13 +313,18 @@ class GpuExecutor:
                 took(slots, flight.result.numpy()[0][rows])
         flight.drawn, flight.noted = {}, {}
 
+    def _chain_slots(self, step: PlannedStep) -> IntArray:
+        """Slots of the rows that the sampler's chain runs over where any asks for it."""
+        return step.sampled
+
     def _recall(self, graphs: StepGraphs, step: PlannedStep, padded: int) -> bool:
         """Show what samplers must know of earlier tokens; whether logits of all rows were made."""
-        self.sampler.stages.plan(step.sampled)
-        rows = self.sampler.history.asking(step.sampled)
+        slots = self._chain_slots(step)
+        self.sampler.stages.plan(slots)
+        rows = self.sampler.history.asking(slots)
         if len(rows):
             self._feed_all()
-        self.sampler.history.fill(step.sampled, rows)
+        self.sampler.history.fill(slots, rows)
         recalling = [(first, chunk) for first, chunk in chunk_rows(step) if len(chunk.drawn)]
         if not recalling:
             return False
@@ -355,9 +360,10 @@ class GpuExecutor:
 
     def _draw_all(self, rows: int) -> None:
         """Tokens for logits rows of which some ask for more than a temperature."""
-        space = self.decoder.space
-        self.decoder.commit(rows, self.sampler.draw(space.logits[:rows], space.best, space.token))
-        self.sampler.note(space.logits[:rows])
+        space, slots = self.decoder.space, self._state.sample_slots
+        logits = space.logits[:rows]
+        self.decoder.commit(rows, self.sampler.draw(logits, slots, space.best, space.token))
+        self.sampler.note(logits, slots)
 
     def finished(self, wait: bool = False) -> StepResult | None:
         """The oldest step's result, or ``None`` while it runs or when there is none."""

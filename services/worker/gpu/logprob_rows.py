@@ -93,10 +93,14 @@ class GpuLogprobs:
             return None
         columns = None
         if len(rows):
-            self.of_rows(len(step.sampled))
+            self._fill(step.sampled, rows)
             columns = self._on_host(self._columns, len(step.sampled))
         prompts = [self._prompt(*one) for one in chunks]
         return AskedLogprobs(rows, self._table.logprobs[step.sampled[rows]], columns, prompts)
+
+    def _fill(self, sampled: IntArray, rows: IntArray) -> None:
+        """Write the columns of the step's rows that ask. sampled: the slot of each row."""
+        self.of_rows(len(sampled))
 
     def of_rows(self, count: int) -> None:
         """Compute the logprobs of the first ``count`` logits rows, as their slots ask."""
@@ -108,17 +112,20 @@ class GpuLogprobs:
 
     def _prompt(self, first: int, chunk: PlannedChunk) -> _Prompt:
         most = int(self._table.prompt_logprobs[chunk.slot])
-        wanted = torch.full_like(self._places, most)
         pieces = []
         for begin in range(0, len(chunk.predicted), len(self._places)):
             tokens = chunk.predicted[begin : begin + len(self._places)]
-            logits = self._decoder.row_logits(first + begin, len(tokens))
-            logprobs(
-                logits, self._places[: len(tokens)], wanted, self._sent(tokens), self._space,
-                self._columns,
-            )  # fmt: skip
+            self._fill_piece(first + begin, self._sent(tokens), most)
             pieces.append(self._on_host(self._columns, len(tokens)))
         return _Prompt(chunk, most, pieces)
+
+    def _fill_piece(self, first: int, tokens: Tensor, most: int) -> None:
+        """Write the columns of ``tokens`` [n], which the step's rows from ``first`` on predict."""
+        logits = self._decoder.row_logits(first, len(tokens))
+        logprobs(
+            logits, self._places[: len(tokens)], torch.full_like(self._places, most), tokens,
+            self._space, self._columns,
+        )  # fmt: skip
 
     def _sent(self, tokens: npt.NDArray[np.int32]) -> Tensor:
         host = torch.from_numpy(tokens.astype(np.int32))

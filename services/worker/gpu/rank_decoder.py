@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.cache_kinds import KVCacheKind
+from penstock.kernels.gpu.draw import draw
+from penstock.kernels.gpu.sampler_memory import vocab_splits
+from penstock.kernels.gpu.shard_draws import commit_shards, own_best
+from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import BatchState
@@ -21,14 +26,17 @@ from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
+from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.in_flight import InFlight
+from penstock.services.worker.gpu.rank_logprobs import RankLogprobs
+from penstock.services.worker.gpu.sent import sent
 from penstock.services.worker.gpu.stage_tokens import StageTokens
 from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
 from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.dense import DenseConfig, DenseWeights
-from penstock.services.worker.rank_group import Meeting, RankGroup
-from penstock.services.worker.slots import PlannedStep
+from penstock.services.worker.rank_group import Meeting, RankGroup, shard_of
+from penstock.services.worker.slots import IntArray, PlannedStep
 
 
 class WatchedRanks(RankGroup, Protocol):
@@ -48,7 +56,8 @@ class WatchedRanks(RankGroup, Protocol):
 
 
 class RankGpuDecoder(GpuDecoder):
-    """A share of the layers. Rank 0 draws for all: what others of its stage draw is overwritten."""
+    """A share of the layers, and the logits of this rank's tokens. ``draw`` looks for the best of
+    these; only the bests go round, and every rank takes the best of them."""
 
     def __init__(
         self,
@@ -63,13 +72,19 @@ class RankGpuDecoder(GpuDecoder):
         grouped: LayerGroups,
         kind: KVCacheKind = "auto",
     ) -> None:
-        """config: of this rank, but with the vocabulary of all; grouped: this rank's layers in the
-        groups of all; kind: of KV memory."""
+        """config: of this rank; grouped: this rank's layers in the groups of all; kind: of KV
+        memory."""
         super().__init__(
             config, weights, state, num_blocks, block_size, max_positions, max_rows,
             grouped=grouped, kind=kind,
         )  # fmt: skip
         self._ranks, self._place = ranks, ranks.place
+        self.vocab_size = ranks.vocab_size
+        self.shard = shard_of(ranks)
+        self.own_bests = torch.zeros(
+            len(state.rows), 2, dtype=torch.int32, device=state.rows.device
+        )
+        """What this rank's tokens reach: see ``penstock.kernels.gpu.shard_draws``."""
 
     def _embed(self, tokens: Tensor, rows: int) -> None:
         residual = self.space.residual[:rows]
@@ -106,18 +121,43 @@ class RankGpuDecoder(GpuDecoder):
         if self._place.is_last:
             super().head_of_all(rows, count)
 
-    def row_logits(self, first: int, count: int) -> Tensor:
-        if self._place.is_last:
-            return super().row_logits(first, count)
-        return self.space.logits[:count]
+    @property
+    def makes_logits(self) -> bool:
+        return self._place.is_last
 
-    def commit(self, count: int, splits: int) -> None:
+    def own_row_logits(self, first: int, count: int) -> Tensor:
+        """``row_logits`` of this rank's tokens."""
+        return super().row_logits(first, count)
+
+    def row_logits(self, first: int, count: int) -> Tensor:
+        """Of the last stage; on other ranks than the first perhaps anything."""
+        return self._ranks.columns(self.own_row_logits(first, count))
+
+    def draw(self, count: int) -> None:
         """The first of several stages gets its tokens otherwise, and those between need none: see
         ``StageTokens``. Theirs mean nothing here."""
-        drawn = count * splits
-        if self._place.is_last:
-            self._ranks.agree(self.space.best[:drawn], self.space.token[:drawn])()
-        super().commit(count, splits)
+        if not self._place.is_last:
+            self.commit(count, 1)
+            return
+        self.draw_own(count, self.state.sample_slots)
+        self.agree(count)
+
+    def draw_own(self, count: int, rows: Tensor) -> None:
+        """Find the bests of this rank. rows: int32, the slot of each row, -1: there is none."""
+        space, state = self.space, self.state
+        splits = draw(
+            space.logits[:count], rows, state.temperature, state.seed_low, state.seed_high,
+            state.num_output, space.best, space.token, GREEDY_TEMPERATURE, first=self.shard.first,
+        )  # fmt: skip
+        own_best(space.best, space.token, rows, count, splits, self.own_bests, self.shard.first)
+
+    def agree(self, count: int) -> None:
+        """Take the best of what all ranks have found, and advance the slots."""
+        state = self.state
+        commit_shards(
+            self._ranks.gather(self.own_bests[:count]), state.sample_slots, state.last_token,
+            state.position, state.num_output, self.space.result,
+        )  # fmt: skip
 
 
 class RankGpuExecutor(GpuExecutor):
@@ -140,8 +180,17 @@ class RankGpuExecutor(GpuExecutor):
         if place.is_first and not place.is_last:
             self._coming = StageTokens(self._state, ranks)
         self.chunks.hands_on = not ranks.place.is_last
-        if ranks.place.rank:
+        if place.rank:
             self.grammars = NoGrammars(0, self.decoder.vocab_size)
+        self._draws_whole = not place.rank
+        vocab, rows = self.decoder.vocab_size, capacity.max_num_seqs if self._draws_whole else 0
+        splits = rows * vocab_splits(vocab)
+        with torch.inference_mode():
+            self._best = torch.empty(splits, dtype=torch.float32, device=device)
+            self._token = torch.empty(splits, dtype=torch.int32, device=device)
+            self._logprobs = RankLogprobs(
+                self.slots, self._state, self.decoder, self.sampler.space, self.decoder.shard
+            )
 
     def warm_up(self) -> None:
         self.run_kernels()
@@ -167,6 +216,19 @@ class RankGpuExecutor(GpuExecutor):
             elif self._coming is not None:
                 self._ranks.receive_tokens(torch.zeros_like(self._state.last_token[:1]), None)()
 
+    def _run_choices(self, most: int) -> None:
+        """Only the first rank draws rows whose logits it has whole."""
+        if not self._draws_whole:
+            return
+        vocab, dtype = self.decoder.vocab_size, self.decoder.space.logits.dtype
+        with torch.inference_mode():
+            for rows in (1, most):
+                logits = torch.zeros(rows, vocab, dtype=dtype, device=self._device)
+                nobody = torch.full((rows,), -1, dtype=torch.int32, device=self._device)
+                self._draw_gathered(logits, nobody, torch.arange(rows, device=self._device))
+                self.sampler.note(logits, nobody)
+                self.sampler.stages.warm_up(logits)
+
     def reset(self) -> None:
         super().reset()
         if self._coming is not None:
@@ -182,6 +244,48 @@ class RankGpuExecutor(GpuExecutor):
         elif rows and self._coming is not None:
             self._coming.expect(step.sampled)
         return flight
+
+    def _chain_slots(self, step: PlannedStep) -> IntArray:
+        return step.sampled[self.sampler.asking(step.sampled)]
+
+    def _recall(self, graphs: StepGraphs, step: PlannedStep, padded: int) -> bool:
+        return self._ranks.place.is_last and super()._recall(graphs, step, padded)
+
+    def _choose(
+        self, graphs: StepGraphs, step: PlannedStep, rows: int, openings: dict[int, int], made: bool
+    ) -> None:
+        """Rows that ask for more than a temperature are gathered, those alone, and rank 0 draws
+        them; what it finds is its best, and the other ranks have none."""
+        asking = np.flatnonzero(self.sampler.asking(step.sampled))
+        if not len(asking) or not self._ranks.place.is_last:
+            if made:
+                self.decoder.draw(rows)
+            else:
+                graphs.run_head_and_draw(rows)
+            return
+        if not made:
+            graphs.run_head(rows)
+        at = sent(asking, self._device)
+        slots = sent(step.sampled[asking].astype(np.int32), self._device)
+        logits = self._ranks.columns(self.decoder.space.logits[:rows].index_select(0, at))
+        others = self._state.sample_slots[:rows].index_fill(0, at, -1)
+        self.decoder.draw_own(rows, others)
+        if self._draws_whole:
+            for row, token in openings.items():
+                whole = logits[int(np.searchsorted(asking, row))]
+                self.sampler.open(int(step.sampled[row]), token, whole)
+            self._draw_gathered(logits, slots, at)
+        self.decoder.agree(rows)
+        if self._draws_whole:
+            self.sampler.note(logits, slots)
+
+    def _draw_gathered(self, logits: Tensor, slots: Tensor, at: Tensor) -> None:
+        """Make the tokens of these rows the bests of this rank. logits: [n, V]; slots: [n] int32,
+        of each row; at: [n] int64, the step's row of each."""
+        splits = self.sampler.draw(logits, slots, self._best, self._token)
+        own_best(
+            self._best, self._token, slots, len(slots), splits, self.decoder.own_bests, index=at
+        )
 
     def finished(self, wait: bool = False) -> StepResult | None:
         result = super().finished(wait)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -123,20 +124,25 @@ class GpuSampler:
 
     def needed(self, at: IntArray) -> bool:
         """Whether any of these slots asks for more than a temperature."""
+        return bool(self.asking(at).any())
+
+    def asking(self, at: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of these slots ask for more than a temperature."""
         table = self._table
         top_k = table.top_k[at]
         limited = ((top_k > 0) & (top_k < self._vocab)) | (table.top_p[at] < 1.0)
         limited |= table.min_p[at] > 0.0
         drawn = table.temperature[at] >= GREEDY_TEMPERATURE
-        return bool((limited & drawn).any() or table.asks[at].any())
+        asking: npt.NDArray[np.bool_] = (limited & drawn) | (table.asks[at] != 0)
+        return asking
 
-    def draw(self, logits: Tensor, best: Tensor, token: Tensor) -> int:
-        """The best token of every split of every row; the step's rows are those of the state.
-        Returns the number of splits."""
-        state, slots, rows = self._state, self.slots, self._state.sample_slots
+    def draw(self, logits: Tensor, rows: Tensor, best: Tensor, token: Tensor) -> int:
+        """The best token of every split of every row. rows: int32, the slot of each row, which
+        ``stages`` and ``history`` were told of before. Returns the number of splits."""
+        state, slots = self._state, self.slots
         ban_words(rows, len(logits), slots, *self._word_arrays)
         adjust_logits(logits, rows, slots, self.space, self.history.entries, GREEDY_TEMPERATURE)
-        self.stages.run(len(logits))
+        self.stages.run(rows, len(logits))
         keep_floor(
             logits, rows, state.seed_low, state.seed_high, slots, self.space, GREEDY_TEMPERATURE
         )
@@ -145,9 +151,10 @@ class GpuSampler:
             best, token, GREEDY_TEMPERATURE, slots, self.space,
         )  # fmt: skip
 
-    def note(self, logits: Tensor) -> None:
-        """The rows' tokens are committed: count them where it matters. logits: [R, V]."""
+    def note(self, logits: Tensor, rows: Tensor) -> None:
+        """The rows' tokens are committed: count them where it matters. logits: [R, V]; rows: the
+        slot of each."""
         count = len(logits)
         ring = self._word_arrays[2]
-        add_tokens(self._state.sample_slots, count, self.slots, self._state.last_token, ring)
+        add_tokens(rows, count, self.slots, self._state.last_token, ring)
         self.stages.note(logits)

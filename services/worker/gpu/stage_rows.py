@@ -88,19 +88,20 @@ class StageRows:
         self._sorted = self._staged[self._share[at] > 0.0]
         self._steered = self._staged[self._table.steers[at]]
 
-    def run(self, count: int) -> None:
-        """Run the stages of a step's rows over the adjusted logits."""
+    def run(self, rows: Tensor, count: int) -> None:
+        """Run the stages of a step's rows over the adjusted logits. rows: int32, the slot of each
+        of the ``count`` rows."""
         if len(self._staged):
-            self._launch(count, after_sort=False)
+            self._launch(rows, count, after_sort=False)
         if len(self._sorted):
             shares = sent(self._share[self._sampled[self._sorted]], self._device)
             tail_free_rows(self._space.adjusted, sent(self._sorted, self._device), shares)
-            self._launch(count, after_sort=True)
+            self._launch(rows, count, after_sort=True)
 
-    def _launch(self, count: int, *, after_sort: bool) -> None:
+    def _launch(self, rows: Tensor, count: int, *, after_sort: bool) -> None:
         state = self._state
         sampler_stages(
-            state.sample_slots, count, state.seed_low, state.seed_high, self._slots, self._space,
+            rows, count, state.seed_low, state.seed_high, self._slots, self._space,
             after_sort,
         )  # fmt: skip
 
@@ -134,5 +135,5 @@ class StageRows:
     def warm_up(self, logits: Tensor) -> None:
         """Run every kernel once, on rows that are no one's. logits: [R, V]."""
         for after_sort in (False, True):
-            self._launch(len(logits), after_sort=after_sort)
+            self._launch(self._state.sample_slots, len(logits), after_sort=after_sort)
         self._surprise(logits, np.zeros(1, np.int64), self._state.last_token[:1])

@@ -167,24 +167,10 @@ class SummedLinear(Linear):
         return super().apply(x, out)
 
 
-class GatheredLinear(Linear):
-    """A linear layer whose outputs are divided among ranks: each has some rows of the weight, and
-    the first rank gets the results of all, the others something of that shape."""
-
-    def __init__(
-        self,
-        specification: LinearSpecification,
-        weight: Tensor,
-        outputs: int,
-        ranks: RankGroup,
-    ) -> None:
-        """outputs: of all ranks together."""
-        super().__init__(specification, weight)
-        self._outputs, self._ranks = outputs, ranks
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x), self._outputs)
-        return self._ranks.columns(super().__call__(x), out)
+class VocabularyLinear(Linear):
+    """An LM head whose outputs are divided among ranks: each makes the logits of its own tokens.
+    The last ranks may have rows of the weight for which there are no tokens; ``apply`` makes as
+    many logits as ``out`` has columns."""
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
-        return self._ranks.columns(super().apply(x, x.new_empty(len(x), len(self.weight))), out)
+        return torch.mm(x, self.weight[: out.shape[1]].t(), out=out)

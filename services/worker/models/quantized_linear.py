@@ -286,28 +286,15 @@ class SummedQuantizedLinear(QuantizedLinear):
         return self.apply(x, out)
 
 
-class GatheredQuantizedLinear(QuantizedLinear):
-    """See ``GatheredLinear``."""
-
-    def __init__(
-        self,
-        specification: LinearSpecification,
-        dtype: torch.dtype,
-        device: torch.device,
-        ranks: RankGroup,
-    ) -> None:
-        super().__init__(specification, dtype, device)
-        self._ranks = ranks
-
-    def __call__(self, x: Tensor) -> Tensor:
-        own = super().__call__(x)
-        # All ranks bring as many columns, also who has fewer tokens.
-        own = torch.nn.functional.pad(own, (0, self.specification.outputs - own.shape[1]))
-        return self._ranks.columns(own, x.new_empty(len(x), self._ranks.vocab_size))
+class VocabularyQuantizedLinear(QuantizedLinear):
+    """See ``VocabularyLinear``."""
 
     def apply(self, x: Tensor, out: Tensor) -> Tensor:
-        own = x.new_zeros(len(x), self.specification.outputs)
-        return self._ranks.columns(super().apply(x, own), out)
+        outputs = self.specification.outputs
+        if out.shape[1] == outputs:
+            return super().apply(x, out)
+        made = super().apply(x, x.new_zeros(len(x), outputs))
+        return out.copy_(made[:, : out.shape[1]])
 
 
 def plain_part(weight: Tensor, name: str) -> Linear:

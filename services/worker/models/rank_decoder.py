@@ -10,7 +10,7 @@ from penstock.services.worker.layer_groups import LayerGroups, group_layers, of_
 from penstock.services.worker.models.causal_model import StepInputs
 from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.dense import DenseConfig
-from penstock.services.worker.models.rank_shares import with_own_heads
+from penstock.services.worker.models.rank_shares import own_tokens, with_own_heads
 from penstock.services.worker.models.specification import ModelSpecification, cache_of
 from penstock.services.worker.models.weights import DecoderWeights
 from penstock.services.worker.rank_group import RankGroup
@@ -35,7 +35,7 @@ class RankDecoder(Decoder):
     """A ``CausalModel`` of which the other ranks have the rest.
 
     All ranks of a stage have the whole residual stream. ``hidden`` of a stage that is not the last
-    hands all rows on; ``logits`` are those of the whole vocabulary on rank 0 alone.
+    hands all rows on; ``logits`` of the last one are those of this rank's tokens.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class RankDecoder(Decoder):
         if not specification.embeds:
             self._embedding = self._handed_on
 
-    def whole_vocabulary(self, form: DenseConfig) -> DenseConfig:
-        """The form of this rank's model for the kernels: logits are of all tokens."""
-        return replace(form, vocab_size=self.vocab_size)
+    def own_vocabulary(self, form: DenseConfig) -> DenseConfig:
+        """The form of this rank's model for the kernels: logits are of its own tokens."""
+        return replace(form, vocab_size=len(own_tokens(self.vocab_size, self.ranks.place)))
 
     def _handed_on(self, tokens: Tensor) -> Tensor:
         rows = self.weights.embedding.new_empty(len(tokens), self.hidden_size)
@@ -75,7 +75,8 @@ class RankDecoder(Decoder):
         return residual if rows is None else residual.index_select(0, rows)
 
     def logits(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        """[len(rows), own tokens]: see ``CausalModel``."""
+        count = len(own_tokens(self.vocab_size, self.ranks.place))
         if self.specification.predicts:
-            return super().logits(hidden, rows)
-        count = len(hidden) if rows is None else len(rows)
-        return hidden.new_zeros(count, self.vocab_size)
+            return super().logits(hidden, rows)[:, :count]
+        return hidden.new_zeros(len(hidden) if rows is None else len(rows), count)

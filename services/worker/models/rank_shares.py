@@ -124,6 +124,13 @@ def part_of(whole: int, own: int, place: RankPlace) -> int:
     return (place.share * (whole // own) // place.shares) * own
 
 
+def own_tokens(vocab_size: int, place: RankPlace) -> range:
+    """The tokens whose logits a rank makes: equally many on all ranks, but for the last ones."""
+    width = -(-vocab_size // place.shares)
+    first = min(place.share * width, vocab_size)
+    return range(first, min(first + width, vocab_size))
+
+
 def why_not(model: ModelSpecification, tensor: int, pipeline: int) -> str:
     """Why a model cannot be divided so, with the sizes that work; empty if it can."""
     if pipeline > len(model.layers):
@@ -133,6 +140,11 @@ def why_not(model: ModelSpecification, tensor: int, pipeline: int) -> str:
         )
     if tensor == 1:
         return ""
+    if not own_tokens(model.vocab_size, RankPlace(tensor - 1, tensor)):
+        return (
+            f"--tensor-parallel-size {tensor}: of a vocabulary of {model.vocab_size} tokens the "
+            "last rank has none; fewer ranks work"
+        )
     layers = dict.fromkeys(model.layers)
     if any(each.attention.qk_norm_over == "all" for each in layers if each.attention.qk_norm):
         return (

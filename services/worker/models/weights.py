@@ -10,16 +10,16 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.services.worker.models.adapter import LLAMA_NAMES, TensorNames
-from penstock.services.worker.models.linear import GatheredLinear, Linear, SummedLinear
+from penstock.services.worker.models.linear import Linear, SummedLinear, VocabularyLinear
 from penstock.services.worker.models.linear_specification import (
     LayerLinears,
     LinearSpecification,
     model_linears,
 )
 from penstock.services.worker.models.quantized_linear import (
-    GatheredQuantizedLinear,
     QuantizedLinear,
     SummedQuantizedLinear,
+    VocabularyQuantizedLinear,
 )
 from penstock.services.worker.models.specification import (
     Attention,
@@ -89,9 +89,9 @@ def allocate_weights(
     head, tied = all_linears.head, model.tie_word_embeddings
     lm_head = Linear(head, table) if tied and not head.formats else memory.linear(head)
     if ranks is not None and head.formats:
-        lm_head = GatheredQuantizedLinear(head, dtype, device, ranks)
+        lm_head = VocabularyQuantizedLinear(head, dtype, device)
     elif ranks is not None:
-        lm_head = GatheredLinear(head, lm_head.weight, ranks.vocab_size, ranks)
+        lm_head = VocabularyLinear(head, lm_head.weight)
     norm = memory.norm(model.norm)
     return DecoderWeights(table, layers, norm, lm_head, names, model.first_layer)
 

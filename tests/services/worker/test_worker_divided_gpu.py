@@ -36,7 +36,7 @@ from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
 from penstock.services.worker.models.rank_shares import RankPlace, place_of
-from penstock.services.worker.rank_group import HostRanks, connected, dist
+from penstock.services.worker.rank_group import HostRanks, connected
 
 Folder = Callable[[str], Path]
 TOKENS = 1
@@ -67,18 +67,17 @@ class TurnRanks(HostRanks):
         with self._waiting():
             return super().sum(x)
 
-    def columns(self, x: Tensor, out: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         with self._waiting():
-            return super().columns(x, out)
+            return super().gather(x)
 
-    def agree(self, *drawn: Tensor) -> Callable[[], None]:
-        """Among the ranks of a stage, which is the last one."""
-        group = self._all if self.place.stages == 1 else self._stage
-        if group is not None:
-            with self._waiting():
-                for each in drawn:
-                    group.broadcast([each], dist.BroadcastOptions()).wait()
-        return lambda: None
+    def from_first(self, x: Tensor) -> Tensor:
+        with self._waiting():
+            return super().from_first(x)
+
+    def columns(self, x: Tensor) -> Tensor:
+        with self._waiting():
+            return super().columns(x)
 
     def send_tokens(self, tokens: Tensor) -> None:
         sent = tokens.clone()
@@ -157,7 +156,7 @@ def made(
     sizes = EngineSizes(
         80, 16, 8, 48, 256, info.vocab_size, groups=model.grouped.groups, micro_batches=pipeline
     )
-    config, weights = dense_model(model.whole_vocabulary(form), model.specification, model.weights)
+    config, weights = dense_model(model.own_vocabulary(form), model.specification, model.weights)
     with turn:
         return rank_executor(config, weights, sizes, ranks, model.grouped), ranks
 

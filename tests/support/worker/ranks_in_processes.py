@@ -129,6 +129,6 @@ def _executor(folder: Path, sizes: EngineSizes, ranks: DeviceRanks) -> RankGpuEx
     form = dense_config(model.specification)
     assert isinstance(form, DenseConfig), form
     sizes = replace(sizes, groups=model.grouped.groups)
-    whole = model.whole_vocabulary(form)
+    whole = model.own_vocabulary(form)
     config, weights = dense_model(whole, model.specification, model.weights)
     return rank_executor(config, weights, sizes, ranks, model.grouped)

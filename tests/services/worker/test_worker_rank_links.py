@@ -68,12 +68,17 @@ def test_ranks_of_stages_compute_together_through_links() -> None:
     tensor, stages = 2, 2
     with ends(tensor * stages) as links:
 
-        def work(rank: int) -> tuple[list[float], list[float], list[int], list[float]]:
+        def work(rank: int) -> tuple[list[float], ...]:
             ranks = HostRanks(place_of(rank, tensor, stages), 4)
             ranks.meet(meeting(links, rank))
             own = torch.full((2, 2), float(rank))
             summed = ranks.sum(own)[0].tolist()
-            columns = ranks.columns(torch.full((1, 2), float(rank)), torch.zeros(1, 4))[0].tolist()
+            columns = ranks.columns(torch.full((1, 2), float(rank)))[0].tolist()
+            first = ranks.from_first(torch.full((2,), float(rank)))
+            gathered = [
+                *ranks.gather(torch.full((1,), float(rank)))[:, 0].tolist(),
+                *first.tolist(),
+            ]
             drawn = torch.tensor([7 if rank == 0 else 0, 8 if rank == 0 else 0])
             told = ranks.agree(drawn)
             passed = torch.full((1, 3), float(rank), dtype=torch.bfloat16)
@@ -82,7 +87,7 @@ def test_ranks_of_stages_compute_together_through_links() -> None:
             else:
                 ranks.hand_on(passed)
             told()
-            return summed, columns, drawn.tolist(), passed[0].tolist()
+            return summed, columns, drawn.tolist(), passed[0].tolist(), gathered
 
         got = at_once(work, len(links))
     sums = {rank: found[0] for rank, found in enumerate(got)}
@@ -91,6 +96,8 @@ def test_ranks_of_stages_compute_together_through_links() -> None:
     assert got[2][1] == [2.0, 2.0, 3.0, 3.0]
     assert [found[2] for found in got] == [[7, 8]] * 4
     assert [found[3] for found in got] == [[2.0] * 3, [3.0] * 3, [2.0] * 3, [3.0] * 3]
+    of_last, of_first = [0.0, 1.0, 0.0, 0.0], [2.0, 3.0, 2.0, 2.0]
+    assert [found[4] for found in got] == [of_last, of_last, of_first, of_first]
 
 
 def test_a_rank_with_another_secret_does_not_join_and_both_sides_say_so() -> None:

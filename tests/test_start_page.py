@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.pipeline.host_process import until
+from support.polling import until
 from test_readme import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,7 +137,7 @@ def first_terminal(
             return False
 
     try:
-        assert until(ready, seconds=1500), log.read_text()[-4000:]
+        until(ready, 1500, told=lambda: log.read_text()[-4000:])
         lines: list[str] = []
         yield lines
         assert server.wait(60) == 0, log.read_text()[-4000:]

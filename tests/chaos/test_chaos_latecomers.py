@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.chaos.by_hand import FENCED, PATIENCE, ByHand
+from support.chaos.by_hand import FENCED, ByHand
 from support.chaos.states import BUDGET, STATES, act_in, bodies
 from support.chaos.streams import undisturbed
 from support.pipeline.reference_models import write_model
+from support.polling import until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -52,19 +52,12 @@ def check(cluster: ByHand, state: str, act: Callable[[], None]) -> None:
     asked = bodies(state, seed=next(SEEDS))
     followed = asyncio.run(act_in(cluster.url, state, asked, act))
     # Ready is not enough: it may still be that of a process which was stopped a moment ago.
-    wait(lambda: replaced(cluster))
+    until(lambda: replaced(cluster))
     cluster.wait_ready()
     expected = asyncio.run(undisturbed(cluster.url, asked))
     assert all(one.done for one in expected), expected
     if state != "idle":
         assert [one.verdict() for one in followed] == [one.verdict() for one in expected]
-
-
-def wait(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def replaced(cluster: ByHand) -> bool:
@@ -121,7 +114,7 @@ def test_a_router_that_comes_back_late_goes_on_as_if_nothing_had_been(
 
     check(cluster, state, stop_for_a_while)
     check_after.join()
-    wait(lambda: replaced(cluster))
+    until(lambda: replaced(cluster))
     check(cluster, "idle", lambda: None)
     assert cluster.lost() == [], cluster.output
 

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.pipeline.host_process import HostProcess, is_ready, request, until
+from support.pipeline.host_process import HostProcess, is_ready, request
 from support.pipeline.reference_models import write_model
 from support.pipeline.simulated_hosts import NamespaceHosts, simulated_hosts, why_no_namespaces
+from support.polling import until
 from test_pipeline_tcp import ByHand
 
 pytestmark = pytest.mark.chaos
@@ -33,7 +34,7 @@ class Hosts:
         self.by_hand = ByHand(hosts)
         self.processes = {service: self.start(service) for service in (*SERVICES, "worker")}
         hosts.announce("router")
-        assert until(self.ready, 60), self.by_hand.output()
+        until(self.ready, 60, told=self.by_hand.output)
 
     def start(self, service: str) -> HostProcess:
         flags = list(ANYWHERE)
@@ -113,5 +114,5 @@ def test_a_link_that_fails_in_one_direction_heals_without_a_lost_request(
             server.restart_the_ended()
             time.sleep(0.1)
         assert [one.result(1) for one in asked] == [expected] * 4, server.by_hand.output()
-    assert until(server.whole, 60), server.by_hand.output()
+    until(server.whole, 60, told=server.by_hand.output)
     assert server.ask() == expected

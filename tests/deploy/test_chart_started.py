@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from helm_chart import kept_manifests, named, of_kind
 from support.deploy.local_cluster import Cluster, send
-from support.pipeline.host_process import until
 from support.pipeline.simulated_hosts import simulated_hosts
+from support.polling import until
 
 WIRE = {"wire": {"secret": "a secret of some length, for all of them"}}
 KEY = "key-of-a-client"
@@ -102,7 +102,7 @@ def test_a_router_that_hangs_fails_the_probe_by_which_it_is_started_again(plain:
         assert not plain.passes(router, "readiness")
     finally:
         os.kill(router.process.process.pid, signal.SIGCONT)
-    assert until(lambda: plain.passes(router, "liveness"), 5)
+    until(lambda: plain.passes(router, "liveness"), 5)
 
 
 def test_an_engine_is_not_ready_before_its_weights_are_there(plain: Cluster) -> None:
@@ -161,10 +161,10 @@ def test_requests_that_wait_for_an_engine_make_its_queue_old(groups: Cluster) ->
             connection = groups.connect(address)
             connections.append(connection)
             send(connection, "/v1/completions", completion(150))
-        assert until(lambda: groups.metric(address, series) > 1, 20)
+        until(lambda: groups.metric(address, series) > 1, 20)
         for connection in connections:
             assert connection.getresponse().status == 200
-        assert until(lambda: groups.metric(address, series) == 0, 10)
+        until(lambda: groups.metric(address, series) == 0, 10)
     finally:
         for connection in connections:
             connection.close()

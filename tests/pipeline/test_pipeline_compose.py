@@ -29,7 +29,7 @@ from support.pipeline.compose_file import (
     read_dockerfile,
     stop_order,
 )
-from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text
 from support.pipeline.name_service import NameService
 from support.pipeline.simulated_hosts import (
     Host,
@@ -39,6 +39,7 @@ from support.pipeline.simulated_hosts import (
     simulated_hosts,
     why_no_namespaces,
 )
+from support.polling import until
 
 from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import MetricsAnswer, MetricsQuery
@@ -120,17 +121,16 @@ class Deployment:
         with self.client.entered():
             return Mailbox(f"tcp://{address}", keys=keys)
 
-    def router_answers(self, mailbox: Mailbox, seconds: float) -> bool:
-        """Whether the router tells its metrics to the owner of this mailbox."""
-        target = f"tcp://{self.router.host.address}:5570"
+    def ask_router(self, mailbox: Mailbox) -> None:
         with self.client.entered():
+            target = f"tcp://{self.router.host.address}:5570"
             mailbox.send(target, MetricsQuery(mailbox.address))
 
-            def answered() -> bool:
-                mailbox.flush()
-                return any(isinstance(m, MetricsAnswer) for _, m in mailbox.drain())
-
-            return until(answered, seconds)
+    def is_answered(self, mailbox: Mailbox) -> bool:
+        """Whether the router has told its metrics to the owner of this mailbox."""
+        with self.client.entered():
+            mailbox.flush()
+            return any(isinstance(m, MetricsAnswer) for _, m in mailbox.drain())
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
                     deployment.launch(name, PENSTOCK_LOG_LEVEL=level) for _ in range(count)
                 ]
                 hosts.announce(name)
-            assert until(deployment.is_up, START_SECONDS), deployment.output()
+            until(deployment.is_up, START_SECONDS, told=deployment.output)
             yield deployment
         finally:
             for group in deployment.containers.values():
@@ -205,7 +205,11 @@ def test_a_frontend_tells_of_the_whole_system(deployment: Deployment) -> None:
 
     for address in deployment.frontends:
         completion(deployment, address, "one more")
-    assert until(lambda: answered() == deployment.completions, 60), "beats bring what all counted"
+    until(
+        lambda: answered() == deployment.completions,
+        60,
+        told="beats bring what all counted",
+    )
 
 
 def test_a_frontend_passes_its_own_health_check(deployment: Deployment) -> None:
@@ -226,9 +230,14 @@ def test_only_the_secret_opens_the_pipeline(deployment: Deployment) -> None:
     stranger = deployment.mailbox("another secret of good length")
     naked = deployment.mailbox("")
     try:
-        assert deployment.router_answers(insider, 60)
-        assert not deployment.router_answers(stranger, 1)
-        assert not deployment.router_answers(naked, 0.5)
+        for mailbox in (naked, stranger, insider):
+            deployment.ask_router(mailbox)
+        until(lambda: deployment.is_answered(insider))
+        until(stranger.complaints)
+        deployment.ask_router(insider)
+        until(lambda: deployment.is_answered(insider))
+        assert not deployment.is_answered(stranger)
+        assert not deployment.is_answered(naked)
     finally:
         for mailbox in (insider, stranger, naked):
             with deployment.client.entered():
@@ -253,8 +262,10 @@ def test_no_prompt_passes_the_pipeline_in_the_clear(deployment: Deployment) -> N
     if deployment.sniffer is None:
         pytest.skip(f"nothing to listen to: {why_no_namespaces()}")
     completion(deployment, deployment.frontends[0], f"say {MARKER} once more")
-    assert until(lambda: MARKER.encode() in deployment.sniffer.payloads(8000), 60), (  # type: ignore[union-attr]
-        "HTTP is not encrypted here: what is listened with must hear it"
+    until(
+        lambda: MARKER.encode() in deployment.sniffer.payloads(8000),
+        60,
+        told="HTTP is not encrypted here: what is listened with must hear it",
     )
     pipeline = deployment.sniffer.payloads(5570, *range(20000, 20100))
     assert len(pipeline) > 10_000
@@ -270,10 +281,12 @@ def test_a_process_with_another_secret_is_refused_with_one_line_on_each_side(
     other = deployment.launch("tokenizer", PENSTOCK_SECRET="some other secret, long enough")
     try:
         host = other.host.address
-        assert until(lambda: bool(other.said("secret")), 60), other.output
+        until(lambda: bool(other.said("secret")), 60, told=lambda: other.output)
         if deployment.hosts.isolated:  # else all loopback connections come from 127.0.0.1
-            named = until(lambda: bool(deployment.router.said("refused", host)), 60)
-            assert named, deployment.router.output
+            until(
+                lambda: deployment.router.said("refused", host),
+                told=lambda: deployment.router.output,
+            )
         assert other.end() == 0, other.output
     finally:
         other.kill()
@@ -300,7 +313,7 @@ def test_a_load_balancer_spreads_streams_over_all_frontends(deployment: Deployme
         balancer = HostProcess(service.name, host, command, dict(os.environ))
         try:
             address = host.addresses["edge"]
-            assert until(lambda: is_ready(deployment.client, address), 60), balancer.output
+            until(lambda: is_ready(deployment.client, address), 60, told=lambda: balancer.output)
             direct = completion(deployment, deployment.frontends[0], "through the balancer")
             assert deployment.sniffer is not None
             for _ in range(6):

@@ -17,6 +17,7 @@ import pytest
 from support.chaos.victims import children, find, whole_again
 from support.pipeline.opened_files import Opened
 from support.pipeline.served import SMALL, Served, added_key, served
+from support.polling import until
 from test_pipeline_load_models import Setup
 
 from penstock.loadtest.models.make_model import make_model
@@ -58,13 +59,6 @@ def killed_in_mid_stream(server: Served, number: int = 0) -> tuple[str, float]:
 
 def mapped(server: Served) -> int:
     return len(re.findall(r'"event": "[^"(]* of held weights mapped', server.output))
-
-
-def until(condition: Any, server: Served) -> None:
-    deadline = time.monotonic() + 90.0
-    while not condition():
-        assert time.monotonic() < deadline, server.output[-6000:]
-        time.sleep(0.05)
 
 
 def held_memory(pid: int) -> dict[int, int]:
@@ -121,7 +115,7 @@ def test_a_workers_successor_maps_what_it_left_and_reads_nothing(
         assert ask(server) == text
         whole_again(server, [holder], count, time.monotonic())
         successor = find(server, "holder", 0)
-        until(lambda: held_memory(successor.pid) == held, server)
+        until(lambda: held_memory(successor.pid) == held, 90)
         assert killed_in_mid_stream(server)[0] == text
         assert (weights.count, mapped(server)) == (before, 3)
 
@@ -137,7 +131,7 @@ def test_without_a_holder_and_with_other_files_the_model_is_read(
         assert ask(server) == text
         whole_again(server, victims, count, time.monotonic())
         assert weights.count > before and mapped(server) == 0
-        until(lambda: held_memory(find(server, "holder").pid), server)
+        until(lambda: held_memory(find(server, "holder").pid), 90)
         before = weights.count
         os.utime(folder / "model.safetensors")
         assert killed_in_mid_stream(server)[0] == text
@@ -158,7 +152,7 @@ def test_two_engines_map_the_same_weights(folder: Path, text: str) -> None:
         find(server, "worker", 0).kill()
         find(server, "worker", 1).kill()
         assert ask(server) == text
-        until(lambda: mapped(server) == 3, server)
+        until(lambda: mapped(server) == 3, 90)
 
 
 def test_quantized_weights_are_mapped_in_codes(folder: Path, weights: Opened) -> None:
@@ -178,15 +172,15 @@ def test_a_prepared_process_takes_a_workers_place(folder: Path, text: str) -> No
             return [each for each in found if "prepared worker" in " ".join(each.cmdline())]
 
         for times in (1, 2):
-            until(prepared, server)
+            until(prepared, 90)
             (spare,), victim = prepared(), find(server, "worker")
             assert killed_in_mid_stream(server)[0] == text
             assert find(server, "worker").pid == spare.pid
             assert not victim.is_running()
             assert mapped(server) == times
-        until(prepared, server)
+        until(prepared, 90)
         prepared()[0].kill()
-        until(prepared, server)
+        until(prepared, 90)
         assert ask(server) == text
 
 
@@ -202,7 +196,7 @@ def test_a_model_that_falls_asleep_gives_its_weights_back(tmp_path: Path) -> Non
         for name in "baba":
             status, answer = setup.complete(name)
             assert status == 200, answer
-            until(lambda: len(held_memory(holder)) == 1, server)
+            until(lambda: len(held_memory(holder)) == 1, 90)
         assert mapped(server) == 0
         find(server, "worker", 0).kill()
         assert setup.complete("a")[0] == 200

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text
 from support.pipeline.served import served
 from support.pipeline.simulated_hosts import (
     Host,
@@ -23,6 +23,7 @@ from support.pipeline.simulated_hosts import (
     simulated_hosts,
     why_no_namespaces,
 )
+from support.polling import until
 
 from penstock.loadtest.models.make_model import make_model
 
@@ -137,27 +138,29 @@ def test_a_host_that_joins_starts_its_workers_keeps_them_alive_and_ends_with_the
 ) -> None:
     first = hosts.serve(folder, "--tensor-parallel-size", "2", "--data-parallel-size", "2")
     command = f"penstock serve --join {hosts.router} --secret file:PATH"
-    assert until(lambda: bool(first.said("1 of 2 hosts has not joined", command)), START_SECONDS)
-    assert until(lambda: "router 0" in children(first), START_SECONDS)
+    until(lambda: bool(first.said("1 of 2 hosts has not joined", command)), START_SECONDS)
+    until(lambda: "router 0" in children(first), START_SECONDS)
     assert not any(name.startswith("worker") for name in children(first))
     stranger = hosts.join("--join-timeout-s", "8", host=hosts.third, secret="another secret of all")
     assert stranger.wait(60) == 6, stranger.output
     assert stranger.said(f"{hosts.router} refuses the connection in the handshake", "--secret")
     assert stranger.said("has not answered for 8 s (--join-timeout-s)", "same --secret")
     joined = hosts.join()
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(hosts.ready, START_SECONDS, told=hosts.output)
     assert hosts.asked() == 8
     assert {"worker 0", "worker 1", "scheduler 0"} <= children(first).keys()
     theirs = {"worker 2", "worker 3", "scheduler 1"}
-    assert until(lambda: children(joined).keys() == theirs, START_SECONDS), joined.output
+    until(lambda: children(joined).keys() == theirs, START_SECONDS, told=lambda: joined.output)
     before = children(joined)
     late = hosts.join(host=hosts.third)
     assert late.wait(60) == 5, late.output
     assert late.said("the server has its 2 hosts", "--nodes")
     os.kill(before["worker 3"], signal.SIGKILL)
-    assert until(
-        lambda: children(joined).get("worker 3", 0) not in (0, before["worker 3"]), START_SECONDS
-    ), joined.output
+    until(
+        lambda: children(joined).get("worker 3", 0) not in (0, before["worker 3"]),
+        START_SECONDS,
+        told=lambda: joined.output,
+    )
     assert until(hosts.ready, START_SECONDS) and hosts.asked() == 8
     assert first.end(seconds=60) == 0, first.output
     assert joined.wait(60) == 0, joined.output
@@ -172,17 +175,17 @@ def test_a_lost_host_leaves_its_part_to_the_next_and_a_lost_first_host_is_awaite
     words = ("--tensor-parallel-size", "2")
     first = hosts.serve(folder, *words)
     joined = hosts.join()
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(hosts.ready, START_SECONDS, told=hosts.output)
     joined.end(signal.SIGKILL)
-    assert until(lambda: bool(first.said("host second is gone")), START_SECONDS), first.output
+    until(lambda: bool(first.said("host second is gone")), START_SECONDS, told=lambda: first.output)
     successor = hosts.join("--join-timeout-s", "60", host=hosts.third)
-    assert until(lambda: bool(first.said("host third takes the part of host second")), 60)
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(lambda: bool(first.said("host third takes the part of host second")), 60)
+    until(hosts.ready, START_SECONDS, told=hosts.output)
     assert hosts.asked() == 8
     first.end(signal.SIGKILL)
     again = hosts.serve(folder, *words)
-    assert until(lambda: bool(successor.said("the first host is gone", "60 s")), START_SECONDS)
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(lambda: bool(successor.said("the first host is gone", "60 s")), START_SECONDS)
+    until(hosts.ready, START_SECONDS, told=hosts.output)
     assert hosts.asked() == 8
     assert children(successor).keys() == {"worker 1"}
     assert again.end(seconds=60) == 0, again.output
@@ -209,7 +212,7 @@ def test_a_model_folder_that_is_missing_or_differs_is_named_with_the_remedy(
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     hosts.join(str(copy))
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(hosts.ready, START_SECONDS, told=hosts.output)
 
 
 @pytest.mark.timeout(400)
@@ -225,7 +228,7 @@ def test_quantized_weights_and_samplers_on_two_hosts_answer_as_on_one_also_when_
     server = ("--router", hosts.router, "--host", "0.0.0.0", "--insecure", "--nodes", "2")
     hosts.start(hosts.first, str(divided), *server, *CPU)
     joined = hosts.join()
-    assert until(hosts.ready, START_SECONDS), hosts.output()
+    until(hosts.ready, START_SECONDS, told=hosts.output)
     assert joined.said("quantized (int8, quantized while it is read)"), joined.output
     before = children(joined)
     with ThreadPoolExecutor() as threads:
@@ -233,7 +236,7 @@ def test_quantized_weights_and_samplers_on_two_hosts_answer_as_on_one_also_when_
         address = hosts.first.address
         plain = threads.submit(request, hosts.client, address, "/v1/completions", SAMPLED)
         streamed = threads.submit(request, hosts.client, address, "/v1/completions", body)
-        assert until(lambda: tokens_came(hosts) > 20, 60), hosts.output()
+        until(lambda: tokens_came(hosts) > 20, 60, told=hosts.output)
         assert not streamed.done(), "too late"
         os.kill(before["worker 1"], signal.SIGKILL)
         status, text = plain.result(120)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.pipeline.served import BUILT_IN, Served, served
+from support.polling import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,11 +47,11 @@ def ask_all(server: Served, **more: Any) -> tuple[list[str], list[int]]:
     return [text for text, _ in answers], [cached for _, cached in answers]
 
 
-def until(server: Served, metric: str, least: float) -> None:
-    deadline = time.monotonic() + 60
-    while server.metrics().get(metric, 0.0) < least:
-        assert time.monotonic() < deadline, f"{metric} stays below {least}"
-        time.sleep(0.05)
+def metric_reaches(server: Served, metric: str, least: float) -> None:
+    until(
+        lambda: server.metrics().get(metric, 0.0) >= least,
+        told=lambda: f"{metric} stays below {least}",
+    )
 
 
 def files(folder: Path) -> list[Path]:
@@ -76,8 +76,8 @@ def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
         for _ in range(2):
             assert ask_all(server)[0] == texts
         assert ask_all(server) == (texts, [FOUND] * 5)
-        until(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
-        until(server, "penstock_kv_tier_used_bytes", 1)
+        metric_reaches(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
+        metric_reaches(server, "penstock_kv_tier_used_bytes", 1)
         assert ask_all(server, cache_salt="another")[1] == [0] * 5
     assert len(files(tmp_path)) >= 5 * FOUND // 16
     with served(*flags(tmp_path)) as server:
@@ -91,7 +91,7 @@ def test_text_is_the_same_from_memory_after_a_restart_and_with_damaged_files(
         found, cached = ask_all(server)
         assert found == texts
         assert cached == [0] * 5
-        until(server, "penstock_kv_tier_corrupted_total", 5)
+        metric_reaches(server, "penstock_kv_tier_corrupted_total", 5)
 
 
 def test_all_of_a_long_prompt_but_its_end_comes_from_disk_after_a_restart(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_all_of_a_long_prompt_but_its_end_comes_from_disk_after_a_restart(tmp_pa
     kept = (*sizes, "--kv-tier-disk", str(tmp_path / "kv"), "--kv-tier-store-after", "1")
     with served(*kept) as server:
         text, _ = ask(server, long, max_tokens=1)
-        until(server, "penstock_kv_tier_used_bytes", 1)
+        metric_reaches(server, "penstock_kv_tier_used_bytes", 1)
         slot_bytes = files(tmp_path)[0].stat().st_size
-        until(server, "penstock_kv_tier_stored_bytes_total", len(long) // 16 * slot_bytes)
+        metric_reaches(server, "penstock_kv_tier_stored_bytes_total", len(long) // 16 * slot_bytes)
     assert len(files(tmp_path)) == len(long) // 16, "what is stored is written before the end"
     with served(*kept) as server:
         again, cached = ask(server, long, max_tokens=1)
@@ -115,13 +115,13 @@ def test_a_prompt_is_stored_where_it_is_retained_and_loaded_ahead_of_its_use(
     ahead = {"max_tokens": 0, "cache_control": {"type": "ephemeral"}}
     with served(*flags(tmp_path)) as server:
         assert ask(server, PROMPTS[0], **ahead) == ("", 0)
-        until(server, "penstock_kv_tier_used_bytes", 1)
+        metric_reaches(server, "penstock_kv_tier_used_bytes", 1)
         slot_bytes = files(tmp_path)[0].stat().st_size
-        until(server, "penstock_kv_tier_stored_bytes_total", FOUND // 16 * slot_bytes)
+        metric_reaches(server, "penstock_kv_tier_stored_bytes_total", FOUND // 16 * slot_bytes)
     with served(*flags(tmp_path)) as server:
         assert ask(server, PROMPTS[0], cache_salt="another", **ahead) == ("", 0)
         assert ask(server, PROMPTS[0], **ahead) == ("", FOUND)
-        until(server, "penstock_kv_tier_hit_blocks_total", FOUND / 16)
+        metric_reaches(server, "penstock_kv_tier_hit_blocks_total", FOUND / 16)
         assert ask(server, PROMPTS[0]) == (texts[0], FOUND)
         assert server.metrics()["penstock_kv_tier_hit_blocks_total"] == FOUND / 16
 
@@ -139,8 +139,8 @@ def test_text_on_a_gpu_is_the_same_from_its_cache_from_memory_and_after_a_restar
         computed = [ask_all(server)[0] for _ in range(2)]
         texts, found = ask_all(server)
         assert found == [FOUND] * 5
-        until(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
-        until(server, "penstock_kv_tier_used_bytes", 1)
+        metric_reaches(server, "penstock_kv_tier_hit_blocks_total", 5 * FOUND / 16)
+        metric_reaches(server, "penstock_kv_tier_used_bytes", 1)
     assert texts[0] == cached[0], "the end of a prompt is computed in the same way"
     if dtype == "float32":
         assert [[first[0], *texts[1:]], *computed] == [texts] * 3
@@ -178,7 +178,7 @@ def test_a_kill_while_prompts_are_stored_and_loaded_costs_no_request_and_no_text
             metric = f"penstock_kv_tier_{what}_total"
             before = server.metrics().get(metric, 0.0)
             rounds = [thread.submit(ask_all, server) for _ in range(4)]
-            until(server, metric, before + 1)
+            metric_reaches(server, metric, before + 1)
             for process in server.processes().values():
                 if server.role_of(process) == killed:
                     process.kill()

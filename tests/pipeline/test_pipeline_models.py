@@ -10,7 +10,7 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from support.chaos.streams import Crowd, Followed, requests, undisturbed
 from support.chaos.victims import children, find, whole_again
 from support.pipeline.reference_models import VOCABULARY, ids_of, transformers_choices, write_model
 from support.pipeline.served import Served, served, start_service
+from support.polling import until
 
 ARCHITECTURES = {"alpha": "qwen3", "beta": "llama", "gamma": "gpt-neox"}
 PROMPTS = [[5, 6, 7, 8], [300, 12, 44], [9] * 20]
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-num-seqs", "16")
 STEP_SECONDS = 0.02
-WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,6 @@ def ready(server: Served, model: str = "") -> tuple[int, dict[str, Any]]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def test_the_openai_sdk_finds_both_and_each_answers_for_itself(
@@ -156,15 +149,15 @@ def test_a_third_model_joins_while_they_serve_and_leaves_again(
             process = start_service(server, service, *engine, *flags, folder)
             stack.callback(process.kill)
             joined.append(process)
-        until(lambda: "gamma" in ready(server)[1]["models"], "the third model is not ready")
+        until(lambda: "gamma" in ready(server)[1]["models"], told="the third model is not ready")
         assert ready(server)[0] == 200
         assert names(sdk) == ["alpha", "beta", "gamma"]
         answers_are_its_own(sdk, folders["gamma"])
         answers_are_its_own(sdk, folders["alpha"])
         for process in joined:
             process.send_signal(signal.SIGTERM)
-        assert [process.wait(WAIT_SECONDS) for process in joined] == [0, 0, 0]
-        until(lambda: names(sdk) == ["alpha", "beta"], "the third model is still there")
+        assert [process.wait(60) for process in joined] == [0, 0, 0]
+        until(lambda: names(sdk) == ["alpha", "beta"], told="the third model is still there")
         assert ready(server)[0] == 200
         with pytest.raises(openai.NotFoundError):
             sdk.completions.create(model="gamma", prompt=[5], max_tokens=1)

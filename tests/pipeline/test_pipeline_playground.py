@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.pipeline.browser import CHROMIUM, PlaygroundPage, shared_chromium, sync_api
 from support.pipeline.served import Served, served
+from support.polling import until
 
 from penstock.protocol.sampling import PARAMETERS
 from penstock.services.frontend.playground import UNSEEN
@@ -80,13 +81,6 @@ def get(url: str) -> dict[str, Any]:
     return found
 
 
-def wait_until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 class FirstToken(threading.Thread):
     """A second client, which notes when its first token comes."""
 
@@ -130,9 +124,9 @@ def test_stop_frees_the_requests_blocks_long_before_its_end(show: Open, server: 
     shown.ask("0 " * 480)  # fills more than half of the blocks: two tokens each
     shown.answer("streaming")
     status_url = server.url + "/playground/status"
-    wait_until(lambda: get(status_url)["kv_blocks_used"] > BLOCKS // 2)
+    until(lambda: get(status_url)["kv_blocks_used"] > BLOCKS // 2)
     second = FirstToken(server.url, prompt_tokens=BLOCKS // 2 * BLOCK_SIZE - 1)
-    wait_until(lambda: get(status_url)["waiting"] == 1)
+    until(lambda: get(status_url)["waiting"] == 1)
     expect(shown.page.locator("#waiting")).to_have_text("1")
     assert second.at == 0.0
     began = time.monotonic()
@@ -140,7 +134,7 @@ def test_stop_frees_the_requests_blocks_long_before_its_end(show: Open, server: 
     second.join(60)
     assert 0 < second.at - began < FREED_WITHIN_S
     assert "stopped" in shown.answer().locator(".stats").inner_text()
-    wait_until(lambda: get(status_url)["kv_blocks_used"] == 0)
+    until(lambda: get(status_url)["kv_blocks_used"] == 0)
     expect(shown.page.locator("#running")).to_have_text("0")
     expect(shown.page.locator("#send")).to_be_visible()
 
@@ -244,10 +238,10 @@ def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_wh
     before = shown.polls
     page.wait_for_timeout(1500)
     assert shown.polls <= before + 1, "it asks often though the panel is closed"
-    wait_until(lambda: bool(page.wait_for_timeout(50)) or shown.polls > before)
+    until(lambda: bool(page.wait_for_timeout(50)) or shown.polls > before)
     before = shown.polls
     page.click("#engine-toggle")
-    wait_until(lambda: bool(page.wait_for_timeout(50)) or shown.polls >= before + 3)
+    until(lambda: bool(page.wait_for_timeout(50)) or shown.polls >= before + 3)
     shown_pids = set(map(int, re.findall(r"pid (\d+)", page.inner_text("#processes"))))
     assert shown_pids == set(server.processes())
     services = page.locator("#processes strong").all_inner_texts()
@@ -293,7 +287,7 @@ def test_the_conversation_keeps_its_room_whatever_panels_are_opened(show: Open) 
     widths = (1900, 1300, 1100, 940, 830, 820, 500)
     for width in widths:
         page.set_viewport_size({"width": width, "height": 700})
-        wait_until(lambda width=width: page.evaluate(f"{width} in painted"))
+        until(lambda width=width: page.evaluate(f"{width} in painted"))
     painted = page.evaluate("painted")
     assert [w for w in widths if painted[str(w)]["room"] < 360] == [], painted
     assert [w for w in widths if painted[str(w)]["width"] > w] == [], painted
@@ -378,7 +372,7 @@ def test_a_restart_and_a_drain_are_said_and_the_text_that_had_arrived_is_kept(
         shown.wait_for_controls()
         shown.check("ignore_eos")
         shown.ask("Hello?")
-        wait_until(lambda: len(shown.answer("streaming").locator(".text").inner_text()) > 30)
+        until(lambda: len(shown.answer("streaming").locator(".text").inner_text()) > 30)
     finally:
         first.kill()
     answer = shown.answer()

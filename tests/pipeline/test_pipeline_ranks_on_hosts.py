@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text, until
+from support.pipeline.host_process import HostProcess, is_ready, request, streamed_text
 from support.pipeline.served import Served, served
 from support.pipeline.simulated_hosts import (
     NamespaceHosts,
@@ -19,6 +19,7 @@ from support.pipeline.simulated_hosts import (
     simulated_hosts,
     why_no_namespaces,
 )
+from support.polling import until
 from test_pipeline_tcp import ByHand
 
 from penstock.loadtest.models.make_model import make_model
@@ -127,7 +128,7 @@ def said_between_ranks(two_hosts: TwoHosts, text: str) -> bytes:
     """What passes from host to host while the ranks of both compute this text."""
     sniffer = Sniffer(two_hosts.hosts)
     try:
-        assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
+        until(two_hosts.ready, START_SECONDS, told=two_hosts.by_hand.output)
         assert two_hosts.text() == text
     finally:
         sniffer.stop()
@@ -146,7 +147,7 @@ def test_ranks_on_two_hosts_answer_as_one_worker_and_say_nothing_in_the_clear(
     assert b"CURVE" in passed
     assert b"stage 0/all" not in passed, "what a rank writes ahead of its sums"
     stranger = two_hosts.rank(1, secret="a secret of somebody else")
-    assert until(lambda: bool(stranger.said("--secret", "handshake")), 60), stranger.output
+    until(lambda: bool(stranger.said("--secret", "handshake")), 60, told=lambda: stranger.output)
     assert two_hosts.text() == text_of_one
 
 
@@ -166,7 +167,7 @@ def test_ranks_on_two_hosts_of_a_closed_network_answer_by_gloo(
 def test_a_host_that_is_cut_off_and_comes_back_changes_no_stream(
     seconds: float, two_hosts: TwoHosts, text_of_one: str
 ) -> None:
-    assert until(two_hosts.ready, START_SECONDS), two_hosts.by_hand.output()
+    until(two_hosts.ready, START_SECONDS, told=two_hosts.by_hand.output)
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(two_hosts.streamed) for _ in range(4)]
         time.sleep(0.5)

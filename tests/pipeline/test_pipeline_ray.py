@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pipeline.host_process import until
 from support.pipeline.served import Served, served
+from support.polling import until
 
 from penstock.loadtest.models.make_model import make_model
 
@@ -55,7 +55,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 found.append(known(*arguments))
             return bool(found)
 
-        assert until(ask, START_SECONDS), "a node of Ray did not start"
+        until(ask, START_SECONDS, told="a node of Ray did not start")
         return found[0]
 
     monkeypatch.setattr(services, "get_node", patient)
@@ -84,7 +84,7 @@ def nodes_for_workers(cluster: Any) -> list[Any]:
     """Added once the server has connected, so to the head: all nodes have one address here, and
     with the node that it is connected to it would lose its workers."""
     logs = Path(cluster.head_node.get_logs_dir_path())
-    assert until(lambda: any(logs.glob("python-core-driver-*")), START_SECONDS)
+    until(lambda: any(logs.glob("python-core-driver-*")), START_SECONDS)
     return [cluster.add_node(num_cpus=1, **agent_ports()) for _ in range(2)]
 
 
@@ -116,10 +116,12 @@ def test_ray_places_the_ranks_on_two_nodes_and_again_when_one_is_lost(
             except (AssertionError, urllib.error.URLError, json.JSONDecodeError, OSError):
                 return False
 
-        assert until(lambda: "takes the part of host" in server.output, START_SECONDS), (
-            server.output
+        until(
+            lambda: "takes the part of host" in server.output,
+            START_SECONDS,
+            told=lambda: server.output,
         )
-        assert until(answers_again, START_SECONDS), server.output
+        until(answers_again, START_SECONDS, told=lambda: server.output)
 
 
 def test_what_the_cluster_lacks_is_named_when_there_is_no_place_in_time(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.pipeline.served import BUILT_IN, Served, served
-from test_pipeline_kv_tiers import times_killed, until
+from test_pipeline_kv_tiers import metric_reaches, times_killed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -68,9 +68,9 @@ def test_text_is_that_of_one_engine_and_hand_overs_are_seen(texts: list[str]) ->
         assert went
         assert all(life["hand_over_ms"] is not None for life in went)
         assert all(life["continuations"] == 0 for life in lives)
-        until(server, "penstock_hand_overs_total", len(went))
-        until(server, "penstock_hand_over_seconds_count", len(went))
-        until(server, "penstock_kv_tier_hit_blocks_total", len(went) * 300 // 16)
+        metric_reaches(server, "penstock_hand_overs_total", len(went))
+        metric_reaches(server, "penstock_hand_over_seconds_count", len(went))
+        metric_reaches(server, "penstock_kv_tier_hit_blocks_total", len(went) * 300 // 16)
         metrics = server.metrics()
         assert metrics["penstock_hand_over_bytes_total"] > 0
         assert metrics.get("penstock_continuations_total", 0.0) == 0
@@ -88,7 +88,7 @@ def test_a_kill_of_either_side_costs_no_request_and_no_text(
     named = re.compile(rf"{service}( --number)? {number}" if number else service)
     with served(*LIMITS, *ROLES) as server, ThreadPoolExecutor(2) as threads:
         rounds = [threads.submit(ask_all, server, cache_salt=f"{moment} {k}") for k in range(2)]
-        until(server, f"penstock_{moment}", 1)
+        metric_reaches(server, f"penstock_{moment}", 1)
         for process in server.processes().values():
             if named.search(" ".join(process.cmdline())):
                 process.kill()

@@ -11,7 +11,7 @@ import torch
 from support.chaos.victims import find
 from support.pipeline.adapter_folders import ROWS, write_soft_prompt
 from support.pipeline.served import BUILT_IN, Served, served
-from test_pipeline_kv_tiers import ask, times_killed, until
+from test_pipeline_kv_tiers import ask, metric_reaches, times_killed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -68,7 +68,7 @@ def test_texts_are_the_same_from_memory_and_from_disk(
         for _ in range(2):
             assert ask_all(server)[0] == texts
         assert ask_all(server) == (texts, found)
-        until(server, "penstock_kv_tier_hit_blocks_total", 4 * 18)
+        metric_reaches(server, "penstock_kv_tier_hit_blocks_total", 4 * 18)
     with served(*kept) as server:
         assert ask_all(server) == (texts, found)
 
@@ -82,7 +82,7 @@ def test_texts_are_the_same_when_another_engine_goes_on_with_them(
         with ThreadPoolExecutor(3) as threads:
             asked = [threads.submit(ask_all, server, 90) for _ in range(3)]
             assert [one.result()[0] for one in asked] == [texts] * 3
-        until(server, "penstock_hand_overs_total", 1)
+        metric_reaches(server, "penstock_hand_overs_total", 1)
 
 
 @pytest.mark.chaos
@@ -94,7 +94,7 @@ def test_a_kill_while_they_are_handed_over_costs_no_request_and_no_text(
     role, _, number = victim.partition(" ")
     with served(*flags(*ROLES)) as server, ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(ask_all, server, 90) for _ in range(2)]
-        until(server, "penstock_hand_overs_total", 1)
+        metric_reaches(server, "penstock_hand_overs_total", 1)
         find(server, role, int(number)).kill()
         assert [one.result()[0] for one in asked] == [texts] * 2
         assert ask_all(server, 90)[0] == texts

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.pipeline.host_process import HostProcess, is_ready, request, until
+from support.pipeline.host_process import HostProcess, is_ready, request
 from support.pipeline.simulated_hosts import (
     Host,
     LoopbackHosts,
@@ -21,6 +21,7 @@ from support.pipeline.simulated_hosts import (
     simulated_hosts,
     why_no_namespaces,
 )
+from support.polling import until
 
 ROUTER = "tcp://router:5570"
 SECRET = "a secret that all hosts share"
@@ -102,11 +103,14 @@ def test_the_router_may_come_last_even_its_name(by_hand: ByHand) -> None:
     early = [frontend, tokenizer, worker, scheduler]
     if by_hand.hosts.isolated:
         for process in early:
-            assert until(lambda p=process: bool(p.said(ROUTER, "still trying")), 60), process.output
+            until(
+                lambda p=process: bool(p.said(ROUTER, "still trying")),
+                told=lambda p=process: p.output,
+            )
     router = by_hand.start_on(router_host, "router", "--bind", "tcp://0.0.0.0")
     by_hand.hosts.announce("router")
     address = frontend.host.address
-    assert until(lambda: is_ready(by_hand.client, address), 60), by_hand.output()
+    until(lambda: is_ready(by_hand.client, address), 60, told=by_hand.output)
     assert ask(by_hand, frontend) == 8
     for process in early:
         said = [line for line in process.lines if '"level": "info"' not in line]
@@ -125,7 +129,7 @@ def test_the_router_may_come_last_even_its_name(by_hand: ByHand) -> None:
 def test_a_process_that_waits_for_a_name_ends_when_told_to(by_hand: ByHand) -> None:
     isolated(by_hand)
     process = by_hand.start("scheduler")
-    assert until(lambda: bool(process.said("still trying")), 60), process.output
+    until(lambda: bool(process.said("still trying")), 60, told=lambda: process.output)
     assert process.end(seconds=8) == 0, process.output
 
 
@@ -164,7 +168,7 @@ def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
     by_hand.start("scheduler", *anywhere)
     by_hand.start("worker", *anywhere, *NULL, "--null-step-ms", "20")
     address = frontend.host.address
-    assert until(lambda: is_ready(by_hand.client, address), 60), by_hand.output()
+    until(lambda: is_ready(by_hand.client, address), 60, told=by_hand.output)
     with ThreadPoolExecutor(1) as thread:
         long = thread.submit(ask, by_hand, frontend, 200)  # four seconds
         time.sleep(0.5)
@@ -173,6 +177,6 @@ def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
         assert successor.host.address != router.host.address
         assert long.result(20) == 200
     services = ("router", "frontend", "tokenizer", "scheduler", "worker")
-    assert until(lambda: all(successor.said(f"{s} joined") for s in services), 60), by_hand.output()
-    assert until(lambda: is_ready(by_hand.client, address), 60), by_hand.output()
+    until(lambda: all(successor.said(f"{s} joined") for s in services), 60, told=by_hand.output)
+    until(lambda: is_ready(by_hand.client, address), 60, told=by_hand.output)
     assert ask(by_hand, frontend) == 8

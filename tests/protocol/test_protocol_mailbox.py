@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
+from support.polling import until
 from support.protocol.mailbox_process import Peer, running, short_folder
 
 from penstock.protocol.wire import codec
@@ -79,15 +80,6 @@ def collect(
         receiver.wait(0.002)
         found += [message for _, message in receiver.drain()]
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.002)
-    return False
 
 
 @contextlib.contextmanager
@@ -159,7 +151,7 @@ def test_each_frame_names_the_incarnation_of_its_sender(bind: str, mailbox: Open
         seen.update(receiver.drain())
         return len(seen) == 4
 
-    assert until(all_seen)
+    until(all_seen)
     assert seen == {each.incarnation: Taken(n, 1) for n, each in enumerate(senders)}
 
 
@@ -240,7 +232,7 @@ def test_memory_stays_bounded_when_the_receiver_is_stopped(
     sender = mailbox(bind, outbox_bytes=limit)
     with running("receive", bind) as peer:
         sender.send(peer.address, Taken(1, 1))
-        assert until(sender.flush)
+        until(sender.flush)
         peer.signal(signal.SIGSTOP)
         message = Submit(1, 256, "ipc:///f", b"x" * size)
         before = resident()
@@ -253,7 +245,7 @@ def test_memory_stays_bounded_when_the_receiver_is_stopped(
         grown = resident() - before
         assert grown < 8 * limit, f"{grown / MIB:.0f} MiB for an outbox of {limit / MIB:.0f} MiB"
         peer.signal(signal.SIGCONT)
-        assert until(sender.flush), "the outbox does not empty once the peer reads again"
+        until(sender.flush, told="the outbox does not empty once the peer reads again")
 
 
 def test_a_frame_over_the_limit_is_refused_by_the_sender(bind: str, mailbox: Open) -> None:
@@ -305,23 +297,23 @@ def test_a_killed_receiver_costs_its_messages_and_nothing_else(bind: str, mailbo
                     list(other.drain())
             if number == 10_000:
                 peer.kill()
-        assert until(lambda: peer.address in sender.disconnected())
+        until(lambda: peer.address in sender.disconnected())
         sender.forget(peer.address)
     assert sender.outbox_bytes(peer.address) == 0
     list(other.drain(10**6))
     sender.send(other.address, Taken(7, 7))
-    assert until(lambda: Taken(7, 7) in collect(other, 1, sender))
+    until(lambda: Taken(7, 7) in collect(other, 1, sender))
 
 
 def test_a_broken_connection_is_reported_once(bind: str, mailbox: Open) -> None:
     sender = mailbox(bind, watch_disconnects=True)
     with running("receive", bind) as peer:
         sender.send(peer.address, Taken(1, 1))
-        assert until(sender.flush)
+        until(sender.flush)
         time.sleep(0.05)
         assert sender.disconnected() == []
         peer.kill()
-        assert until(lambda: sender.disconnected() == [peer.address])
+        until(lambda: sender.disconnected() == [peer.address])
         time.sleep(0.3)
         assert sender.disconnected() == []
 
@@ -416,7 +408,7 @@ def test_a_successor_keeps_its_socket_while_the_predecessor_closes(
             successor.append(mailbox(target))
         return bool(successor)
 
-    assert until(take_over)
+    until(take_over)
     closing.join()
     time.sleep(0.05)
     assert Path(target.removeprefix("ipc://")).exists()
@@ -527,7 +519,7 @@ def test_closing_does_not_wait_for_those_who_take_no_messages(bind: str) -> None
     with running("idle", bind) as peer:
         sender = Mailbox(bind)
         sender.send(peer.address, Taken(1, 1))
-        assert until(sender.flush)
+        until(sender.flush)
         peer.signal(signal.SIGSTOP)
         for number in range(3000):
             sender.send(peer.address, Submit(number, 256, "ipc:///f", b"x" * 1000))
@@ -581,7 +573,7 @@ def test_nothing_stays_open_after_closing(bind: str) -> None:
         collect(second, 1, first)
         first.close()
         second.close()
-    assert until(lambda: used() <= before), (used(), before)
+    until(lambda: used() <= before, told=lambda: (used(), before))
 
 
 def test_messages_sent_to_a_restarted_peer_reach_its_new_address_only(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.polling import until
 from support.protocol.forks import Forks
 from support.protocol.mailbox_process import short_folder
 from support.protocol.tiny_services import started
@@ -28,13 +29,6 @@ def forks() -> Iterator[Forks]:
 def folder() -> Iterator[Path]:
     with short_folder() as path:
         yield path
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def says(path: Path, phase: str) -> bool:

@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from support.commands.command_run import environment
-from support.commands.emulator import Terminal, eventually, terminal
+from support.commands.emulator import Terminal, terminal
 from support.commands.scripted_api import ScriptedApi, scripted_api
 from support.pipeline.served import Served
+from support.polling import until
 
 MARKDOWN = """# Rivers
 
@@ -181,11 +182,11 @@ def test_ctrl_c_ends_an_answer_at_the_server_and_a_second_one_leaves(
         written = len(seen.raw)
         seen.type("hello\r")
         seen.until(lambda: len(seen.raw) > written + 300, "streamed")
-        assert eventually(lambda: running() == 1)
+        until(lambda: running() == 1)
         seen.type("\x03")
         seen.sees("(interrupted)")
         seen.at_prompt()
-        assert eventually(lambda: running() == 0, 4)
+        until(lambda: running() == 0, 4)
         assert server.settled()["penstock_generation_tokens_total"] < before + 1700
         seen.type("half a line\x03")
         seen.at_prompt()
@@ -200,7 +201,7 @@ def test_ctrl_c_ends_the_wait_for_an_answer_that_has_not_begun(
     api.go_on.clear()
     with chat(api.url, tmp_path) as seen:
         seen.type("hello\r")
-        assert eventually(lambda: len(api.asked) == 1)
+        until(lambda: len(api.asked) == 1)
         seen.type("\x03")
         seen.sees("(interrupted)")
         seen.at_prompt()

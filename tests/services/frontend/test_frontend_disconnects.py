@@ -23,6 +23,7 @@ from support.frontend.frontend_scripted import (
     say,
     waiting,
 )
+from support.polling import async_until
 
 from penstock.client.sink import RowExtras, Sink
 from penstock.protocol.config.server_fields import ServerConfig
@@ -46,12 +47,6 @@ async def connect(client: Client, *, receive_buffer: int | None = None) -> socke
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", client.port))
     return sock
-
-
-async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def was_cut_off(sock: socket.socket) -> bool:
@@ -84,7 +79,7 @@ def test_a_client_that_leaves_cancels_its_request(script: Any, stream: bool, res
         loop = asyncio.get_running_loop()
         sock = await connect(client)
         await loop.sock_sendall(sock, request_bytes(stream=stream, n=2))
-        await wait_until(lambda: client.gateway.works)
+        await async_until(lambda: client.gateway.works)
         await asyncio.sleep(0.03)
         assert client.gateway.cancelled == []
         if reset:
@@ -103,9 +98,9 @@ def test_all_prompts_of_a_client_that_leaves_are_cancelled() -> None:
     async def use(client: Client) -> None:
         sock = await connect(client)
         await asyncio.get_running_loop().sock_sendall(sock, request_bytes(prompt=["a", "b", "c"]))
-        await wait_until(lambda: len(client.gateway.works) == 3)
+        await async_until(lambda: len(client.gateway.works) == 3)
         sock.close()
-        await wait_until(lambda: len(client.gateway.cancelled) == 3)
+        await async_until(lambda: len(client.gateway.cancelled) == 3)
         assert sorted(client.gateway.cancelled) == [1, 2, 3]
 
     run(use, waiting)
@@ -316,7 +311,7 @@ def test_no_timer_is_left_when_no_stream_is_open() -> None:
         assert not client.app[CONTEXT].clock._ticking
         await client.events(PATH, {"prompt": "x"})
         assert open_streams(client) == 0
-        await wait_until(lambda: not client.app[CONTEXT].clock._ticking)
+        await async_until(lambda: not client.app[CONTEXT].clock._ticking)
 
     run(use, config=ServerConfig(keep_alive_comment_s=0.2))
 
@@ -359,7 +354,7 @@ def test_four_hundred_requests_cancelled_at_random_end_exactly_once() -> None:
         gate = asyncio.Semaphore(50)
         done = await asyncio.gather(*(one(client, seed, gate) for seed in range(400)))
         assert done.count(True) >= 300
-        await wait_until(lambda: finished(client) >= len(client.gateway.works))
+        await async_until(lambda: finished(client) >= len(client.gateway.works))
         await asyncio.sleep(0.05)
         assert finished(client) == len(client.gateway.works)
 

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.frontend.frontend_scripted import forever, say, waiting
 from support.frontend.grpc_scripted import SETTINGS, Scripted, run
+from support.polling import async_until
 
 from penstock.client.gateway_interface import Readiness
 from penstock.protocol.grpc import penstock_pb2 as pb
@@ -32,11 +33,6 @@ TEXT = pb.GenerateRequest(text="Hi").SerializeToString()
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 LONG = b"\x7a" + struct.pack("<B", 120) + b"x" * 120
 """A field 15 that no message of ours has, 122 bytes in all."""
-
-
-async def until(so: Callable[[], bool]) -> None:
-    while not so():
-        await asyncio.sleep(0.01)
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> str:
@@ -73,19 +69,19 @@ def test_a_watcher_that_takes_nothing_is_given_up_and_holds_up_no_other() -> Non
         health_ = one.server.health
         async with one.channel() as channel, one.raw(window=0) as silent:
             silent.call(WATCH, b"")
-            await until(lambda: health_.watches.count == 1)
+            await async_until(lambda: health_.watches.count == 1)
             stub = health_pb2_grpc.HealthStub(channel)
             watched = stub.Watch(health_pb2.HealthCheckRequest())
             assert (await watched.read()).status == SERVING
             one.gateway.readiness = Readiness(False, {})
             health_.look()
             assert (await watched.read()).status == NOT_SERVING
-            await until(lambda: health_.watches.count == 1)
+            await async_until(lambda: health_.watches.count == 1)
             one.gateway.readiness = Readiness(True, {})
             health_.look()
             assert (await watched.read()).status == SERVING
             watched.cancel()
-            await until(lambda: health_.watches.count == 0)
+            await async_until(lambda: health_.watches.count == 0)
 
     run(use, stall_s=0.3)
 
@@ -115,7 +111,7 @@ def test_so_many_watch_and_one_more_is_refused_while_requests_are_served(
             assert (await penstock_pb2_grpc.PenstockStub(channel).Models(pb.ModelsRequest())).models
             for call in watched[:2]:
                 call.cancel()
-            await until(lambda: one.server.health.watches.count == 3)
+            await async_until(lambda: one.server.health.watches.count == 3)
             assert (await stub.Watch(asked).read()).status == UNKNOWN
 
     run(use)
@@ -239,7 +235,7 @@ def test_every_message_is_counted_until_it_has_been_read() -> None:
                 assert bodies.used == 0
             running = channel.unary_stream(GENERATE)(TEXT + LONG)
             reading = asyncio.create_task(running.read())
-            await until(lambda: len(one.gateway.works) == 1)
+            await async_until(lambda: len(one.gateway.works) == 1)
             assert bodies.used == 0  # the request runs, its message is no more
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -260,10 +256,10 @@ def test_clients_that_send_no_message_lose_their_place_to_those_who_do() -> None
             began = time.monotonic()
             await channel.unary_unary(MODELS)(b"", timeout=20)
             assert time.monotonic() - began < 15  # and not READ_TIMEOUT_S
-            await until(lambda: not one.server.running.receiving._waiting)
+            await async_until(lambda: not one.server.running.receiving._waiting)
             for client in (silent, partial):
                 client._writer.close()
-            await until(lambda: not one.server.running.count)
+            await async_until(lambda: not one.server.running.count)
             assert one.context.bodies.used == 0
             assert not one.server.running.receiving._places.locked()
 
@@ -295,8 +291,8 @@ def test_an_answer_of_one_message_that_nobody_takes_is_given_up() -> None:
     async def use(one: Scripted) -> None:
         async with one.raw(window=0) as silent:
             silent.call(MODELS, b"")
-            await until(ended(one, "Models", "RESOURCE_EXHAUSTED"))
-            await until(lambda: not one.server.running.count)
+            await async_until(ended(one, "Models", "RESOURCE_EXHAUSTED"))
+            await async_until(lambda: not one.server.running.count)
 
     run(use, stall_s=0.3)
 
@@ -311,12 +307,12 @@ def test_a_caller_that_leaves_many_answers_untaken_is_refused_until_he_leaves(
         async with one.raw(window=0) as silent, one.channel() as channel:
             for _ in range(2):
                 silent.call(MODELS, b"")
-            await until(lambda: untaken.count("at 127.0.0.1") == 2)
+            await async_until(lambda: untaken.count("at 127.0.0.1") == 2)
             error = await refused(channel.unary_unary(MODELS)(b"", timeout=20))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "2 answers of this caller" in (error.details() or "")
-            await until(lambda: not one.server.running.count)  # what goes down waits for none
-        await until(lambda: not untaken.count("at 127.0.0.1"))
+            await async_until(lambda: not one.server.running.count)  # what goes down waits for none
+        await async_until(lambda: not untaken.count("at 127.0.0.1"))
         assert not one.server.running.count
         async with one.channel() as channel:
             await channel.unary_unary(MODELS)(b"", timeout=20)
@@ -343,9 +339,9 @@ def test_a_client_that_leaves_is_no_fault_of_ours(caplog: pytest.LogCaptureFixtu
         for _ in range(5):
             async with one.raw(window=200) as client:
                 client.call(GENERATE, TEXT)
-                await until(lambda: one.server.running.count == 1)
+                await async_until(lambda: one.server.running.count == 1)
                 await asyncio.sleep(0.05)  # it writes, and waits
-            await until(lambda: one.server.running.count == 0)
+            await async_until(lambda: one.server.running.count == 0)
         assert len(one.gateway.cancelled) == 5
 
     with caplog.at_level(logging.WARNING):
@@ -384,8 +380,8 @@ def test_a_call_is_over_when_its_status_has_gone_out() -> None:
             for _ in range(3):
                 assert [m async for m in stub.Generate(pb.GenerateRequest(text="Hi"))]
             await refused(stub.Generate(pb.GenerateRequest()))
-            await until(lambda: not one.server.running.count)
+            await async_until(lambda: not one.server.running.count)
             one.server.drain(5)
-            await until(lambda: one.server.drained)
+            await async_until(lambda: one.server.drained)
 
     run(use)

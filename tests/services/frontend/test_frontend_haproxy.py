@@ -16,6 +16,7 @@ import grpc
 import pytest
 from support.frontend.frontend_scripted import JSON, Script, ScriptedGateway, forever, say
 from support.frontend.grpc_scripted import RawClient
+from support.polling import async_until
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.grpc import penstock_pb2 as pb
@@ -100,11 +101,6 @@ def run(name: str, folder: Path, use: Use, script: Script | None = None) -> None
     asyncio.run(main())
 
 
-async def until(so: Callable[[], bool]) -> None:
-    while not so():
-        await asyncio.sleep(0.02)
-
-
 async def answer(stub: penstock_pb2_grpc.PenstockStub) -> str:
     messages = [one async for one in stub.Generate(ASKED, wait_for_ready=True, timeout=30)]
     return "".join(delta.text for one in messages for delta in one.deltas)
@@ -143,7 +139,7 @@ def test_a_call_that_its_client_cancels_ends_behind_the_balancer(tmp_path: Path)
             call = stub.Generate(ASKED, wait_for_ready=True)
             assert (await call.read()).deltas
             call.cancel()
-            await until(lambda: any(one.gateway.cancelled for one in frontends))
+            await async_until(lambda: any(one.gateway.cancelled for one in frontends))
 
     run("haproxy-grpc.cfg", tmp_path, use, forever)
 

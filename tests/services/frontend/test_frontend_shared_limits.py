@@ -8,7 +8,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from support.frontend.key_files import Keys
 from support.frontend.lossy_proxy import LossyProxy, lossy_proxy
 from support.frontend.resp_server import resp_server
 from support.pipeline.valkey_process import BINARY, ValkeyProcess, valkey_process
+from support.polling import async_until
 from valkey import Valkey
 
 from penstock.client.sink import Sink
@@ -91,14 +92,9 @@ def shared(client: Client) -> SharedLimits:
     return found
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        await asyncio.sleep(0.01)
-
-
 async def all_told(valkey: ValkeyProcess) -> None:
     """Until the server has heard of the end of each request that it knows."""
-    await until(lambda: runs(valkey) == 0)
+    await async_until(lambda: runs(valkey) == 0)
 
 
 def runs(valkey: ValkeyProcess) -> int:
@@ -188,7 +184,7 @@ def test_requests_that_run_are_counted_over_all_frontends_and_end_with_their_fro
     async def main() -> None:
         async with frontends(keys, script=script) as clients:
             running = asyncio.create_task(statuses(clients, 4, ann))
-            await until(lambda: sum(len(one.gateway.works) for one in clients) == 4)
+            await async_until(lambda: sum(len(one.gateway.works) for one in clients) == 4)
             assert await statuses(clients, 3, ann) == {429: 3}
             go_on.set()
             assert await running == {200: 4}
@@ -231,7 +227,7 @@ def test_a_server_that_is_gone_costs_no_request_and_is_used_again_when_it_is_bac
                 valkey.go_on()
             for client in clients:
                 shared(client).wait_s = 5.0
-            await until(lambda: all(shared(one).answers for one in clients))
+            await async_until(lambda: all(shared(one).answers for one in clients))
             left = (await statuses(clients, 60, ann))[200]
             # One that was killed remembers what came while it was gone, and has forgotten the rest.
             assert left == (30 if how == "killed" else 0)
@@ -265,7 +261,7 @@ def test_a_server_that_cannot_be_reached_is_named_at_the_start(
 
     async def main() -> None:
         async with frontends(keys, 1) as clients:
-            await until(lambda: not shared(clients[0]).answers)
+            await async_until(lambda: not shared(clients[0]).answers)
             assert await statuses(clients, 5, ann) == {200: 5}
 
     asyncio.run(main())
@@ -328,10 +324,10 @@ def test_an_answer_that_comes_late_leaves_a_running_request_in_the_count(
             shared(late).wait_s = WAIT_SECONDS
             proxy.go_on.clear()
             running = asyncio.create_task(statuses([late], 1, ann))
-            await until(lambda: len(late.gateway.works) == 2)  # it has not waited
+            await async_until(lambda: len(late.gateway.works) == 2)  # it has not waited
             proxy.go_on.set()
             await asyncio.sleep(0.3)
-            await until(lambda: runs(valkey) == 1)
+            await async_until(lambda: runs(valkey) == 1)
             assert await statuses([other], 1, ann) == {429: 1}
             go_on.set()
             assert await running == {200: 1}
@@ -357,13 +353,13 @@ def test_a_request_counts_once_when_a_reply_is_lost(
         async with behind_a_proxy(tmp_path, valkey, MANY, script) as (proxy, lossy, other, ann):
             asked = asyncio.create_task(statuses([lossy], 1, ann))
             if call == "of the end":
-                await until(lambda: len(lossy.gateway.works) == 2)
+                await async_until(lambda: len(lossy.gateway.works) == 2)
             proxy.loses = 1
             go_on.set()
             assert await asked == {200: 1}
             await proxy.lost.wait()
-            await until(lambda: not shared(lossy).answers)
-            await until(lambda: shared(lossy).answers)
+            await async_until(lambda: not shared(lossy).answers)
+            await async_until(lambda: shared(lossy).answers)
             await all_told(valkey)
             await asyncio.sleep(0.3)
             assert await left(other, ann) == ("98", "993")  # 5 for the one, 2 for this
@@ -381,7 +377,7 @@ def test_a_client_that_leaves_while_a_reply_is_lost_leaves_no_charge(
             proxy.go_on.clear()
             proxy.loses = 1
             leaving = asyncio.create_task(statuses([lossy], 1, ann))
-            await until(lambda: not proxy.loses)
+            await async_until(lambda: not proxy.loses)
             await asyncio.sleep(0.1)
             leaving.cancel()
             await asyncio.sleep(0.1)
@@ -409,7 +405,7 @@ def test_a_key_that_the_server_cannot_count_is_told_of_once_and_costs_no_other_k
     async def main() -> None:
         async with frontends(keys, 1, script) as (client,):
             running = asyncio.create_task(statuses([client], 2, ann))
-            await until(lambda: len(client.gateway.works) == 2)
+            await async_until(lambda: len(client.gateway.works) == 2)
             with Valkey(port=valkey.port) as asking:
                 (broken,) = asking.keys("penstock:limits:*[}]")
                 asking.set(broken, "no hash")
@@ -445,9 +441,9 @@ def test_what_a_server_refuses_to_hear_for_long_is_given_up_and_told_of_once(
             limits.retry_s = 0.02
             await asyncio.to_thread(allow, valkey.port, "-evalsha")
             assert await statuses([client], 3, ann) == {200: 3}
-            await until(lambda: "were not told of" in caplog.text)
+            await async_until(lambda: "were not told of" in caplog.text)
             await asyncio.to_thread(allow, valkey.port, "+evalsha")
-            await until(lambda: limits.answers)
+            await async_until(lambda: limits.answers)
             assert await left(client, ann) == ("99", "998")
 
     with caplog.at_level(logging.INFO, "penstock.frontend"), valkey_process(tmp_path) as valkey:

@@ -21,20 +21,13 @@ import msgspec
 import psutil
 import pytest
 from support.counted import cpu_seconds, wakes
+from support.polling import until
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.services.launcher.builtin_model import builtin_model
 
 PATIENCE = 30.0
 """Seconds for anything on a busy machine."""
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
 
 
 class Server:
@@ -62,14 +55,14 @@ class Server:
         self.output.extend(iter(self.process.stdout.readline, ""))
 
     def wait_for_text(self, text: str) -> None:
-        wait_for(lambda: text in self.text)
+        until(lambda: text in self.text)
 
     @property
     def text(self) -> str:
         return "".join(self.output)
 
     def ready(self) -> Server:
-        wait_for(lambda: self.announcement or self.process.poll() is not None)
+        until(lambda: self.announcement or self.process.poll() is not None)
         assert self.process.poll() is None, self.text
         self.remember()
         return self
@@ -92,7 +85,7 @@ class Server:
                     continue
             return None
 
-        found: psutil.Process = wait_for(find)
+        found: psutil.Process = until(find)
         return found
 
     @property
@@ -350,7 +343,7 @@ def test_launcher_a_process_started_by_hand_joins_and_leaves(repaired: Server, c
     joined = server.text.count("tokenizer joined")
     tokenizer = subprocess.Popen(command, env=environment)
     try:
-        wait_for(lambda: server.text.count("tokenizer joined") == joined + 1)
+        until(lambda: server.text.count("tokenizer joined") == joined + 1)
         for _ in range(4):
             assert server.complete()["usage"]["completion_tokens"] == 4
     finally:
@@ -378,7 +371,7 @@ def test_launcher_killed_leaves_no_process_and_the_next_one_cleans_up(
     assert shared.complete()["usage"]["completion_tokens"] == 4
     assert neighbour.complete()["usage"]["completion_tokens"] == 4
     neighbour.process.kill()
-    wait_for(lambda: not neighbour.processes_left())
+    until(lambda: not neighbour.processes_left())
     assert len(os.listdir(shared.runtime)) == 2
     following = start(*NULL, XDG_RUNTIME_DIR=str(shared.runtime))
     following.wait_for_text('"ready"')
@@ -415,7 +408,7 @@ def test_launcher_leaves_only_the_folder_that_the_user_named(named: tuple[Server
     server, folder = named
     assert (folder / "router.sock").exists()
     server.child("tokenizer 0").kill()
-    wait_for(lambda: "starting it again" in server.text)
+    until(lambda: "starting it again" in server.text)
     assert server.stop() == 0, server.text
     assert os.listdir(folder) == []
     server.nothing_is_left()
@@ -446,7 +439,7 @@ def test_launcher_ends_at_once_at_the_second_signal(start: Start) -> None:
 @pytest.mark.slow  # the quick run does it on a terminal
 def test_launcher_can_be_stopped_while_it_starts(start: Start) -> None:
     server = start(*NULL)
-    wait_for(lambda: "ready" in server.text)
+    until(lambda: "ready" in server.text)
     server.remember()
     assert server.stop() == 0, server.text
     assert "ends before it was ready" in server.text and "draining" not in server.text
@@ -465,7 +458,7 @@ def test_launcher_starts_any_killed_process_again(repaired: Server) -> None:
         label = "router" if title == "router 0" else title
         server.wait_for_text(f"{label} was killed by SIGKILL; starting it again")
         assert server.child(title).pid != killed.pid
-        wait_for(server.is_ready)
+        until(server.is_ready)
         assert server.complete()["usage"]["completion_tokens"] == 4
 
 
@@ -474,10 +467,10 @@ def test_launcher_kills_a_process_that_hangs_and_replaces_it(repaired: Server) -
     said, before = "worker 0 was declared lost; killing it", len(server.output)
     hung = server.child("worker 0")
     hung.suspend()
-    wait_for(lambda: said in "".join(server.output[before:]))
-    wait_for(lambda: not hung.is_running())
+    until(lambda: said in "".join(server.output[before:]))
+    until(lambda: not hung.is_running())
     assert server.child("worker 0").pid != hung.pid
-    wait_for(server.is_ready)
+    until(server.is_ready)
     assert server.complete()["usage"]["completion_tokens"] == 4
 
 
@@ -487,9 +480,9 @@ def test_launcher_replaces_a_process_that_hangs_while_the_server_starts(start: S
     server = start(*NULL)
     worker = server.child("worker 0")
     worker.suspend()  # so that the server is not ready meanwhile
-    wait_for(lambda: "joined" in server.text or server.text.count('"ready"') >= 2)
+    until(lambda: "joined" in server.text or server.text.count('"ready"') >= 2)
     server.child("scheduler 0").suspend()
-    wait_for(lambda: "scheduler 0 was declared lost; killing it" in server.text)
+    until(lambda: "scheduler 0 was declared lost; killing it" in server.text)
     worker.resume()
     server.ready()
     assert server.complete()["usage"]["completion_tokens"] == 4
@@ -503,9 +496,9 @@ def test_launcher_replaces_a_process_that_no_router_ever_heard_of(start: Start) 
     hung = server.child("worker 0")
     hung.suspend()
     server.child("router 0").kill()  # the next one does not know that there was a worker
-    wait_for(lambda: "worker 0 has not joined again for 3 s; killing it" in server.text)
-    wait_for(lambda: not hung.is_running())
-    wait_for(server.is_ready)
+    until(lambda: "worker 0 has not joined again for 3 s; killing it" in server.text)
+    until(lambda: not hung.is_running())
+    until(server.is_ready)
     assert server.complete()["usage"]["completion_tokens"] == 4
     assert server.stop() == 0, server.text
     server.nothing_is_left()
@@ -519,7 +512,7 @@ def test_launcher_replaces_a_router_that_hangs(start: Start) -> None:
     server.wait_for_text("the router hangs; killing it")
     assert server.child("router 0").pid != hung.pid
     server.wait_for_text("router joined")
-    wait_for(server.is_ready)
+    until(server.is_ready)
     assert server.complete()["usage"]["completion_tokens"] == 4
     assert server.stop() == 0, server.text
     server.nothing_is_left()
@@ -529,13 +522,13 @@ def test_launcher_that_was_stopped_itself_joins_again(repaired: Server) -> None:
     server = repaired
     before = len(server.output)
     server.process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: "launcher" not in server.members())
+    until(lambda: "launcher" not in server.members())
     server.process.send_signal(signal.SIGCONT)
-    wait_for(lambda: "joining again" in "".join(server.output[before:]))
+    until(lambda: "joining again" in "".join(server.output[before:]))
     killed = server.child("tokenizer 0")
     killed.kill()
-    wait_for(lambda: server.child("tokenizer 0").pid != killed.pid)
-    wait_for(server.is_ready)
+    until(lambda: server.child("tokenizer 0").pid != killed.pid)
+    until(server.is_ready)
 
 
 # --- failing

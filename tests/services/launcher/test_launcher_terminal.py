@@ -17,26 +17,19 @@ import sys
 import tempfile
 import termios
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
+from support.polling import until
 
 PATIENCE = 30.0
 ESCAPE = re.compile(r"\x1b\[[\d;]*[mK]")
 LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3}  (debug|info |warn |error)  (.{11})  (.+)")
 KEY = "s3cret-key"
-
-
-def wait_for(what: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 class OnTerminal:
@@ -72,7 +65,7 @@ class OnTerminal:
         return ESCAPE.sub("", "\n".join(line.rpartition("\r")[2] for line in lines))
 
     def said(self, text: str) -> OnTerminal:
-        wait_for(lambda: text in self.text or self.process.poll() is not None)
+        until(lambda: text in self.text or self.process.poll() is not None)
         assert text in self.text, self.text
         return self
 
@@ -175,7 +168,7 @@ def test_ctrl_c_ends_a_start_and_nothing_has_colour_where_that_is_not_wanted() -
     try:
         server.said("starts 5 processes")
         started = psutil.Process(server.process.pid).children
-        wait_for(lambda: started(recursive=True))
+        until(lambda: started(recursive=True))
         children = started(recursive=True)
         server.interrupt()
         assert server.process.wait(PATIENCE) == 0, server.text

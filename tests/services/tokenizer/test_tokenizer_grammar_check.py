@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.polling import until
 from support.tokenizer import patient_grammars, ruinous_grammars
 
 from penstock.loadtest.models.make_model import make_tokenizer
@@ -97,13 +98,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(holds: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def settle(check: GrammarCheck, grammar: Grammar) -> None:
@@ -266,7 +260,7 @@ def test_good_grammars_are_served_beside_ruinous_ones(ruinous: GrammarCheck) -> 
         threads = [threading.Thread(target=ask, args=(name,)) for name in names]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(ruinous._waiting) == 3 or bool(ends))
+        until(lambda: len(ruinous._waiting) == 3 or bool(ends))
         ruinous.check(regex(f"fine {attempt}"))
         too_late = bool(ends)
         for thread in threads:
@@ -323,7 +317,7 @@ def test_a_helper_that_hangs_is_replaced(
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(GrammarsBusy, match="does not answer"):
         ruinous.check(regex("a" * 200_000))
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     monkeypatch.undo()
     ruinous.check(regex("fine"))
 
@@ -362,10 +356,10 @@ def test_children_end_with_the_helper_and_the_helper_with_its_owner(ruinous: Gra
 
     thread = threading.Thread(target=_quietly, args=(ruinous, "sleep"))
     thread.start()
-    wait_until(lambda: children() != [])
+    until(lambda: children() != [])
     (child,) = children()
     ruinous.close()
-    wait_until(lambda: not alive(pid) and not alive(int(child)))
+    until(lambda: not alive(pid) and not alive(int(child)))
     thread.join(60)
 
 
@@ -394,7 +388,7 @@ def test_more_grammars_than_can_wait_are_sent_away(
     monkeypatch.setattr(grammar_check, "MAX_WAITING", 1)
     thread = threading.Thread(target=_quietly, args=(ruinous, "sleep"))
     thread.start()
-    wait_until(lambda: bool(ruinous._waiting))
+    until(lambda: bool(ruinous._waiting))
     with pytest.raises(GrammarsBusy, match="1 grammars wait"):
         ruinous.check(regex("fine"))
     thread.join(60)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.polling import until
 
 from penstock.protocol.wire.messages.steps import AdapterBrought, BringAdapter, LoadAdapter
 from penstock.services.worker.adapters import adapter_loader, background_work
@@ -31,16 +32,6 @@ class Disk:
         if name in self.hangs:
             self.back.wait(LIMIT)
         return name
-
-
-def until(found: Callable[[], Any]) -> Any:
-    """What is found once there is something."""
-    nap = threading.Event()
-    for _ in range(int(LIMIT / 0.001)):
-        if one := found():
-            return one
-        nap.wait(0.001)
-    raise AssertionError("it never came")
 
 
 def begin(work: Work, *names: str) -> None:

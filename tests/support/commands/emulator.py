@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,13 +169,3 @@ def terminal(*arguments: str, environment: dict[str, str], **more: Any) -> Itera
     command = [sys.executable, "-m", "penstock.services", *arguments]
     with terminal_of(command, environment=environment, **more) as found:
         yield found
-
-
-def eventually(condition: Callable[[], bool], seconds: float = WAIT_S) -> bool:
-    """Whether something outside the terminal comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

@@ -7,21 +7,10 @@ import json
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from support.pipeline.simulated_hosts import Host
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.03)
-    return condition()
 
 
 class HostProcess:

@@ -166,6 +166,7 @@ def dechunk(raw: bytes) -> bytes:
 def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str) -> None:
     """128 choices with 20 logprobs are more than 250 KB a step."""
     steps, choices = 24, 128
+    all_said = asyncio.Event()
 
     async def script(work: Work, sink: Sink) -> None:
         details = logprobs_of_a_token(20)
@@ -175,6 +176,7 @@ def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str
             for choice in range(choices):
                 end = LENGTH if step == steps - 1 else None
                 sink.on_row(choice, " token", 1, RowExtras(end=end, details=details))
+        all_said.set()
 
     async def use(client: Client) -> None:
         chat = path != PATH
@@ -185,7 +187,7 @@ def test_a_reader_is_not_cut_off_for_the_size_of_a_legal_answers_steps(path: str
         sock = await connect(client, receive_buffer=4096)
         head = POST.replace(PATH.encode(), path.encode())
         await loop.sock_sendall(sock, b"%bContent-Length: %d\r\n\r\n%b" % (head, len(data), data))
-        await asyncio.sleep(0.5)  # meanwhile it takes no more than a buffer
+        await all_said.wait()  # meanwhile it takes no more than a buffer
         raw = b""
         while not raw.endswith(b"0\r\n\r\n") and (piece := await loop.sock_recv(sock, 1 << 20)):
             raw += piece

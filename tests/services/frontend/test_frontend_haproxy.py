@@ -120,13 +120,13 @@ def test_calls_of_one_channel_go_to_all_frontends_and_to_those_that_live(tmp_pat
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
             await frontends[0].runner.cleanup()  # its health check fails from now on
             served = len(first.works)
-            for _ in range(100):
+            for _ in range(1000):
                 before = len(second.works)
                 await asyncio.gather(*(answer(stub) for _ in range(4)))
                 if len(second.works) == before + 4:
                     break
                 served = len(first.works)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.02)
             assert len(first.works) == served
 
     run("haproxy-grpc.cfg", tmp_path, use)

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from support.frontend.frontend_scripted import Client, ScriptedGateway, run, serving
 from support.frontend.key_files import Keys
+from support.polling import async_until
 
 from penstock.client.gateway_interface import Readiness, ServedModel
 from penstock.protocol.config.server_fields import ServerConfig
@@ -226,6 +227,14 @@ def test_a_changed_file_is_taken_and_a_broken_one_is_not(
     run(use, config=keys.config)
 
 
+class CountingTable(KeyTable):
+    looks = 0
+
+    async def look(self) -> None:
+        self.looks += 1
+        await super().look()
+
+
 def test_a_file_that_cannot_be_reached_is_named_once_and_taken_again_when_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,19 +249,15 @@ def test_a_file_that_cannot_be_reached_is_named_once_and_taken_again_when_it_can
         os.replace(tmp_path / "new", way)
 
     async def main() -> None:
-        table = KeyTable(way / "keys", look_s=0.01)
+        table = CountingTable(way / "keys", look_s=0.001)
         table.begin()
         for target in unreachable:
             lead(target)
-            async with asyncio.timeout(60):
-                while not caplog.records:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)
+            enough = table.looks + 10
+            await async_until(lambda enough=enough: table.looks > enough)
         key = keys.key("ann")
         lead("there")
-        async with asyncio.timeout(60):
-            while table.find(key) is None:
-                await asyncio.sleep(0.01)
+        await async_until(lambda: table.find(key))
         await table.end()
 
     with caplog.at_level(logging.WARNING, "penstock.frontend"):

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from support.frontend.frontend_scripted import Client, run
 from support.frontend.key_files import Keys
+from support.polling import async_until
 
 from penstock.client.gateway_interface import Readiness
 from penstock.protocol.wire.messages.administration import (
@@ -22,6 +23,7 @@ from penstock.protocol.wire.messages.administration import (
     ModelState,
 )
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
+from penstock.services.frontend.requests import model_routes
 from penstock.services.frontend.requests.model_routes import LOAD, STATES, UNLOAD
 
 LAUNCHER = Peer("launcher", "", 1, Identity(1, "host"), Phase.READY, "", Capacity(), 0)
@@ -65,6 +67,11 @@ def keys(tmp_path: Path) -> Keys:
     return Keys(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_routes, "LOOK_SECONDS", 0.005)
+
+
 def test_a_load_is_on_its_way_at_once_and_says_where_its_state_is(keys: Keys) -> None:
     launcher = Launcher("loading", name="org/m")
 
@@ -87,17 +94,19 @@ def test_a_load_is_on_its_way_at_once_and_says_where_its_state_is(keys: Keys) ->
 
 
 def test_who_waits_hears_when_it_is_ready_here_as_well(keys: Keys) -> None:
+    launcher = Launcher("loading", "silent", "ready")
+
     async def act(client: Client, root: dict[str, str]) -> None:
         client.gateway.readiness = Readiness(False, {})
         body = {"model": "folder", "wait_s": 20}
         asked = asyncio.create_task(client.post(LOAD, body, headers=root))
-        await asyncio.sleep(0.7)
+        await async_until(lambda: len(launcher.asked) > 5)
         assert not asked.done(), "this frontend has not heard of it yet"
         client.gateway.readiness = Readiness(True, {})
         status, told, _ = await asked
         assert (status, told["state"]) == (200, "ready")
 
-    use(keys, Launcher("loading", "silent", "ready"), act)
+    use(keys, launcher, act)
 
 
 def test_who_waits_for_longer_than_it_takes_hears_how_far_it_is(keys: Keys) -> None:
@@ -120,15 +129,17 @@ def test_who_waits_for_a_load_that_fails_hears_why(keys: Keys) -> None:
 
 
 def test_who_waits_does_not_hold_up_the_end_of_the_server(keys: Keys) -> None:
+    launcher = Launcher("loading")
+
     async def act(client: Client, root: dict[str, str]) -> None:
         body = {"model": "folder", "wait_s": 20}
         asked = asyncio.create_task(client.post(LOAD, body, headers=root))
-        await asyncio.sleep(0.3)
+        await async_until(lambda: len(launcher.asked) > 1)
         client.gateway.is_draining = True
         async with asyncio.timeout(15):
             assert (await asked)[0] == 202
 
-    use(keys, Launcher("loading"), act)
+    use(keys, launcher, act)
 
 
 def test_an_unloading_is_over_when_the_launcher_has_forgotten_the_model(keys: Keys) -> None:

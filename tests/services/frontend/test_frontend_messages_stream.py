@@ -494,17 +494,24 @@ def test_errors_become_the_exceptions_of_the_sdk() -> None:
 
 
 def test_a_silent_stream_is_kept_alive_by_pings() -> None:
+    comment_came, ping_came = asyncio.Event(), asyncio.Event()
+
     async def script(work: Work, sink: Sink) -> None:
         sink.on_accepted(1)
-        await asyncio.sleep(0.4)
+        await comment_came.wait()
         sink.on_row(0, "a", 1, RowExtras(RowStart(0, 0, 0.0)))
-        await asyncio.sleep(0.4)
+        await ping_came.wait()
         sink.on_row(0, "b", 1, RowExtras(end=STOP))
 
     async def use(client: Client) -> None:
-        data = json.dumps({**ASKED, "stream": True})
+        data, raw = json.dumps({**ASKED, "stream": True}), b""
         async with client.session.post(f"{client.url}/v1/messages", data=data) as response:
-            raw = await response.read()
+            async for chunk in response.content.iter_any():
+                raw += chunk
+                if b": keep-alive\n\n" in raw:
+                    comment_came.set()
+                if b"event: ping\n" in raw:
+                    ping_came.set()
         before, _, after = raw.partition(b"event: message_start")
         assert before.startswith(b": keep-alive\n\n") and b"ping" not in before
         assert b'event: ping\ndata: {"type":"ping"}\n\n' in after and b": keep-alive" not in after

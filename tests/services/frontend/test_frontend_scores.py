@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.frontend.frontend_scripted import STOP, Client, Script, rejected, run, waiting
+from support.polling import async_until
 
 from penstock.client import batches
 from penstock.client.gateway_interface import Overloaded, ServedModel
@@ -277,9 +278,9 @@ def test_a_client_that_leaves_frees_all_of_its_pairs() -> None:
     async def use(client: Client) -> None:
         body = json.dumps({"query": "q", "documents": ["a"] * 300})
         reading = asyncio.ensure_future(client.session.post(client.url + "/v1/rerank", data=body))
-        while len(client.gateway.works) < 32:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)  # in which no more than it may are opened
+        await async_until(lambda: len(client.gateway.works) >= 32)
+        for _ in range(3):  # in whose turns no more than it may are opened
+            await client.get("/live")
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

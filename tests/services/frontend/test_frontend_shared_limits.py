@@ -325,8 +325,10 @@ def test_an_answer_that_comes_late_leaves_a_running_request_in_the_count(
             proxy.go_on.clear()
             running = asyncio.create_task(statuses([late], 1, ann))
             await async_until(lambda: len(late.gateway.works) == 2)  # it has not waited
+            shared(late).wait_s = 5.0
             proxy.go_on.set()
-            await asyncio.sleep(0.3)
+            assert await statuses([late], 1, ann) == {429: 1}  # is asked for behind the late answer
+            await async_until(lambda: not shared(late)._untold)
             await async_until(lambda: runs(valkey) == 1)
             assert await statuses([other], 1, ann) == {429: 1}
             go_on.set()
@@ -360,8 +362,8 @@ def test_a_request_counts_once_when_a_reply_is_lost(
             await proxy.lost.wait()
             await async_until(lambda: not shared(lossy).answers)
             await async_until(lambda: shared(lossy).answers)
+            await async_until(lambda: not shared(lossy)._untold)
             await all_told(valkey)
-            await asyncio.sleep(0.3)
             assert await left(other, ann) == ("98", "993")  # 5 for the one, 2 for this
 
     asyncio.run(main())
@@ -412,7 +414,7 @@ def test_a_key_that_the_server_cannot_count_is_told_of_once_and_costs_no_other_k
             go_on.set()
             assert await running == {200: 2}
             assert await left(client, bob) == ("99", "998")
-            await asyncio.sleep(1.5)
+            await async_until(lambda: "cannot count the key ann" in caplog.text)
             await all_told(valkey)
             assert await left(client, bob) == ("98", "994")
             assert await statuses([client], 3, ann) == {200: 3}  # by its own count

@@ -16,6 +16,8 @@ from support.frontend.frontend_scripted import (
     serving,
     waiting,
 )
+from support.frontend.passing_time import PassingTime
+from support.polling import async_until
 
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.services.frontend import body
@@ -105,11 +107,14 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
     limited(ConnectionLimits(header_s=0.2), use)
 
 
-def test_a_later_request_gets_no_more_time_for_its_header_than_the_first() -> None:
+def test_a_later_request_gets_no_more_time_for_its_header_than_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def use(client: Client) -> None:
+        time = PassingTime(monkeypatch)
         reader, writer = await opened(client, LIVE)
         await reader.readuntil(b'{"status":"live"}')
-        await asyncio.sleep(0.5)  # longer than a header may take: this is idle, not late
+        await time.passes(0.5)  # longer than a header may take: this is idle, not late
         writer.write(LIVE[:9])
         assert parsed(await reader.read())[0] == 408
         writer.close()
@@ -117,29 +122,38 @@ def test_a_later_request_gets_no_more_time_for_its_header_than_the_first() -> No
     limited(ConnectionLimits(header_s=0.2), use)
 
 
-def test_an_idle_connection_is_closed_after_its_time_and_serves_until_then() -> None:
+def test_an_idle_connection_is_closed_after_its_time_and_serves_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def use(client: Client) -> None:
+        time = PassingTime(monkeypatch, stands=True)
         reader, writer = await opened(client)
         for _ in range(3):
             writer.write(LIVE)
             await reader.readuntil(b'{"status":"live"}')
-            await asyncio.sleep(0.1)
+            await time.passes(19.0)
+        assert not reader.at_eof()
+        await time.passes(2.0)
         assert await reader.read() == b""
         writer.close()
 
-    limited(ConnectionLimits(keep_alive_s=2.0), use)
+    limited(ConnectionLimits(keep_alive_s=20.0), use)
 
 
-def test_a_request_that_runs_is_not_taken_for_a_late_header() -> None:
+def test_a_request_that_runs_is_not_taken_for_a_late_header(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def use(client: Client) -> None:
+        time = PassingTime(monkeypatch)
         raw = b'{"prompt": "x"}'
         head = POST + b"Content-Length: %d\r\n\r\n" % len(raw)
         reader, writer = await opened(client, head + raw[:5])
-        await asyncio.sleep(0.4)
+        await async_until(lambda: client.app[CONTEXT].bodies.used)
+        await time.passes(0.4)
         writer.write(raw[5:])
-        while not client.gateway.works:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.4)
+        await async_until(lambda: client.gateway.works)
+        await time.passes(0.4)
+        await client.get("/live")
         assert not reader.at_eof()
         writer.close()
 

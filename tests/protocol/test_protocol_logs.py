@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.polling import until
 from support.protocol.forks import Forks
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -220,8 +221,8 @@ def test_a_non_blocking_pipe_gets_whole_lines() -> None:
     body = START + "for n in range(1500): log.info('line', n=n, text='x' * 1500)\n"
     body += "logs.flush(); logs.flush(); logs.flush()"
     process = subprocess.Popen([sys.executable, "-c", body], stderr=writing, cwd=ROOT)
+    until(lambda: not select.select([], [writing], [], 0.0)[1], told="the pipe is never full")
     os.close(writing)
-    time.sleep(0.5)
     with os.fdopen(reading, "rb") as reader:
         lines = [json.loads(line) for line in reader.read().splitlines()]
     assert process.wait(60) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -15,9 +16,10 @@ from pathlib import Path
 import pytest
 import zmq
 from support.counted import cpu_seconds, wakes
+from support.polling import until
 from support.protocol.forks import Forks
 from support.protocol.mailbox_process import short_folder
-from support.protocol.tiny_services import WORKING, Running, started
+from support.protocol.tiny_services import TOLD, WORKING, Running, started
 
 from penstock.protocol.process.participant import BeatThread, Participant
 from penstock.protocol.wire import codec
@@ -25,12 +27,15 @@ from penstock.protocol.wire.mailbox import Mailbox
 from penstock.protocol.wire.messages.membership import Identity, Members, Peer, Phase
 from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
 from penstock.protocol.wire.security import CurveKeys
+from penstock.services.router.member import SILENCE_SECONDS
 
 SECRET = "correct horse battery staple"
 PATIENCE = 30.0
 """Seconds for anything that is to come, on a busy machine."""
 SOON = 10.0
 """Seconds for what others wait for, where without it they wait for longer than ``PATIENCE``."""
+MISSED_SECONDS = SILENCE_SECONDS + 0.5
+"""After so long a router would miss a member that is silent."""
 
 
 class Observer:
@@ -193,12 +198,12 @@ def test_sigterm_waits_for_open_work_and_a_second_one_does_not(
 
 
 @pytest.mark.parametrize("kind", ["async", "loop"])
-def test_draining_has_a_limit(address: str, start: Start, kind: str) -> None:
+def test_draining_has_a_limit(
+    address: str, start: Start, observe: Callable[..., Observer], kind: str
+) -> None:
+    start("router", address)
     busy = start(kind, address, busy=True, drain_timeout_s=0.3)
-    deadline = time.monotonic() + PATIENCE
-    while not catches(busy, signal.SIGTERM) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.3)
+    observe(address).joined(busy)
     busy.process.send_signal(signal.SIGINT)
     assert busy.ended(SOON)[0] == 0
 
@@ -234,10 +239,11 @@ def test_a_second_sigterm_ends_a_loop_in_the_middle_of_its_work(
     observer.is_answered(working, 1)
     observer.mailbox.send(peer.address, Taken(1, 60_000))
     observer.until(observer.mailbox.flush)
-    assert WORKING in iter(working.process.output.readline, b"")
+    said = iter(working.process.output.readline, b"")
+    assert WORKING in said
     working.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    assert working.process.poll() is None
+    assert TOLD in said
+    assert WORKING in said, "the first signal ends it in the middle"
     working.process.send_signal(signal.SIGTERM)
     assert working.ended(SOON)[0] == 0
 
@@ -257,7 +263,7 @@ def test_a_router_restarted_at_its_address_finds_its_members_again(
     observer.is_answered(both[0], 1)
     second = start("router", address)
     observer.until(lambda: observer.is_ready(*both, second))
-    deadline = time.monotonic() + 4
+    deadline = time.monotonic() + MISSED_SECONDS
     while time.monotonic() < deadline:
         observer.pump()
     assert observer.gone.keys() <= {first.pid}, "a restarted router costs nobody a peer"
@@ -364,10 +370,15 @@ def test_an_event_loop_that_is_held_up_knows_by_how_long(
     service = start("async", address, tells_delay=True)
     peer = observer.joined(service)
     assert observer.mailbox.send(peer.address, Taken(0, attempt=2000))
-    observer.is_answered(service, 1)
-    time.sleep(0.5)  # for the tick that comes late
-    observer.is_answered(service, 2)
-    assert 1500 < observer.answers[-1].attempts[0] < 10_000
+    numbers = itertools.count(1)
+
+    def latest() -> int:
+        """Milliseconds, as it knows them now: the tick that comes late may be still to come."""
+        observer.is_answered(service, next(numbers))
+        return observer.answers[-1].attempts[0]
+
+    until(lambda: latest() > 1500)
+    assert latest() < 10_000
 
 
 # --- the inbox's edge-triggered descriptor

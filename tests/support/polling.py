@@ -44,4 +44,4 @@ def _pauses(seconds: float) -> Iterator[float]:
 
 def _in_vain(seconds: float, told: Told) -> str:
     said = told if isinstance(told, str) else told()
-    return f"it did not come true within {seconds:g} s: {said}"
+    return f"it did not come true within {seconds:g} s" + (f": {said}" if said else "")

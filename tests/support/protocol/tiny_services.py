@@ -30,12 +30,15 @@ from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
 
 LONG = 10_000
 WORKING = b"it works\n"
-"""What is logged at the beginning of so many milliseconds."""
+"""What is logged again and again during so many milliseconds."""
+TOLD = b"it is told to end\n"
+"""What a loop logs when it gets a signal meanwhile."""
 
 
 class Echo(Service):
     options: dict[str, Any]
     works = 0
+    works_long = False
 
     def on_message(self, sender: int, message: Message, now: float) -> None:
         match message:
@@ -43,9 +46,11 @@ class Echo(Service):
                 answer = Holding(message.reply_to, message.ids, [self.works] * len(message.ids))
                 self.mailbox.send(message.reply_to, answer)
             case Taken():
-                if message.attempt >= LONG:
+                self.works_long = message.attempt >= LONG
+                for _ in range(message.attempt // LONG * 1000):
                     os.write(2, WORKING)
-                time.sleep(message.attempt / 1000)
+                    time.sleep(LONG / 1000 / 1000)
+                time.sleep(message.attempt % LONG / 1000)
             case Accepted():
                 raise RuntimeError("cannot handle it")
 
@@ -76,6 +81,11 @@ class TinyLoop(Echo, LoopService):
     def start(self) -> None:
         time.sleep(self.options.get("start_s", 0.0))
         self.set_phase(Phase.READY, "tiny")
+
+    def _on_signal(self, *given: object) -> None:
+        if self.works_long:
+            os.write(2, TOLD)
+        super()._on_signal(*given)
 
     def work(self, now: float) -> None:
         self.works += 1

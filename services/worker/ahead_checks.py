@@ -19,6 +19,17 @@ from penstock.services.worker.rank_choice import check_division
 from penstock.services.worker.speculation.draft_shape import read_draft_shape
 
 
+def check_all(config: Config, info: ModelInfo, capability: tuple[int, int] | None) -> None:
+    """For a plan, which reads no weights. capability: see ``check_settings``. Raises
+    ``BadModelFolder`` and ``ConfigError``, but for encoders, of which there is no plan."""
+    if read_pooling(info, config.model).encoder:
+        return
+    check_files(config, info)
+    dtype = type_name(config.model.dtype, info, on_cpu=capability is None)
+    check_settings(config, info, dtype, capability)
+    check_model(config, info, dtype)
+
+
 def check_files(config: Config, info: ModelInfo) -> None:
     """What the folder shows without torch. Raises ``BadModelFolder`` and ``ConfigError``."""
     check_kept(config, info)

@@ -19,14 +19,8 @@ from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import free_host_bytes
 from penstock.protocol.config.model_dtype import ITEM_BYTES
 from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
-from penstock.protocol.pooling import read_pooling
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.services.worker.ahead_checks import (
-    check_files,
-    check_model,
-    check_settings,
-    type_name,
-)
+from penstock.services.worker.ahead_checks import check_all, type_name
 from penstock.services.worker.alternatives import alternatives
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.cuda_driver import CudaDevice
@@ -319,11 +313,8 @@ def report(config: Config, gpu: Gpu | None) -> tuple[str, int]:
                 f"{error} (--load-format dummy plans by its config.json alone)"
             ) from None
     planner = Planner(info, planned_device(config, gpu))
-    if not read_pooling(info, config.model).encoder:  # which has no plan
-        dtype, device = planner.type_name(config), planner.device
-        check_files(config, info)
-        check_settings(config, info, dtype, None if device.is_cpu else device.capability)
-        check_model(config, info, dtype)
+    device = planner.device
+    check_all(config, info, None if device.is_cpu else device.capability)
     beside = planner.beside_kv(config)
     estimate = _ESTIMATE if read_shape(info, config).estimated else []
     try:

@@ -110,11 +110,13 @@ class FixedDecoder(GpuDecoder):
     attention_class = FixedAttention
 
     def _choose(self, eps: float, compressed: bool) -> KernelChoice[BoundedProducts | None]:
-        """No kernels for some dozens of rows: all rows have the same."""
+        """No kernels for some dozens of rows: all rows have the same. One weight of each shape and
+        type is tried."""
         layers = self.weights.layers
-        linears = [*layers[0].linears, self.weights.lm_head]
+        linears = [*(each for layer in layers for each in layer.linears), self.weights.lm_head]
+        distinct = {(each.weight.shape, each.weight.dtype): each.weight for each in linears}
         with torch.inference_mode():
-            self._same_shapes = all(shapes_agree(linear.weight) for linear in linears)
+            self._same_shapes = all(map(shapes_agree, distinct.values()))
 
         def made(x: Tensor, linears: Sequence[Linear]) -> RowsLinear:
             return RowsLinear(

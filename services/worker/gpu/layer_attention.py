@@ -112,7 +112,7 @@ class LayerAttention:
         split = decode_workspace(slots, num_heads, kv_heads, dim, device)
         self._triton = TritonDecodeAttention(*of_layers, split, self._eps, shared, scores)
         self._triton_prefill = TritonPrefillAttention(*of_layers, scores)
-        norm = self._heads[0].query_weight is not None
+        norm = any(heads.query_weight is not None for heads in self._heads)
         self.decode = choose_decode_attention(
             *of_layers, num_heads, slots, norm, self._eps, self._triton, shared, scores, unfit
         )

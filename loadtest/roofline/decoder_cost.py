@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.dense import DenseConfig, dimensions, specification_of
 from penstock.services.worker.models.linear_specification import layer_linears
-from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.registry import own_specification
 
 
 def decoder_config(info: ModelInfo) -> DenseConfig:
     """Raises ``BadModelFolder`` for a model whose cost is not known here."""
-    config = dimensions(adapter_for(info).specification(info))
+    config = dimensions(own_specification(info))
     if isinstance(config, str):
         raise BadModelFolder(
             f"{info.folder / 'config.json'}: only the cost of models whose layers are alike, as in "

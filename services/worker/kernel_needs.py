@@ -18,7 +18,7 @@ from penstock.services.worker.models.linear_specification import (
     LinearSpecification,
     model_linears,
 )
-from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.registry import adapter_for, own_specification
 from penstock.services.worker.models.specification import (
     CacheSpecification,
     Layer,
@@ -108,7 +108,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
     longest, planner = config.model.max_model_len or info.max_model_len, Planner(info, device)
     model = attention = coded = None
     if isinstance(shape.dense, DenseConfig):
-        model = for_length(adapter_for(info).specification(info), longest)
+        model = for_length(own_specification(info), longest)
         quantization = read_quantization(info, config.model.quantization)
         if quantization is None:
             model = of_each_kind(model)

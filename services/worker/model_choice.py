@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
-from penstock.services.worker.models.registry import ADAPTERS, adapter_for, is_native
+from penstock.services.worker.models.experts import num_experts, words_of_experts
+from penstock.services.worker.models.registry import (
+    ADAPTERS,
+    adapter_for,
+    is_native,
+    own_specification,
+)
 from penstock.services.worker.models.specification import ModelSpecification
 from penstock.services.worker.quantization.quantization import Quantization
 from penstock.services.worker.quantization.reading import read_quantization
@@ -32,9 +38,9 @@ def choose_model(info: ModelInfo, config: Config) -> ModelChoice:
         if quantization is not None:
             raise BadModelFolder(_not_by_transformers(info, quantization))
         return ModelChoice(None)
-    adapter = adapter_for(info)
+    adapter_for(info)  # whose package may be broken, which no other code mends
     try:
-        return ModelChoice(adapter.specification(info))
+        return ModelChoice(own_specification(info))
     except BadModelFolder as refusal:
         if quantization is not None:
             raise
@@ -51,8 +57,10 @@ def _not_by_transformers(info: ModelInfo, quantization: Quantization) -> str:
         if quantization.online
         else f"the weights are quantized ({quantization.method})"
     )
+    count = num_experts(info)
+    experts = f" ({words_of_experts(info.architecture, count)})" if count else ""
     return (
         f"{info.folder / 'config.json'}: {asked}, and {info.architecture} is computed by "
-        "transformers' code, for which weights must be plain: quantized layers are those of "
-        f"{', '.join(sorted(ADAPTERS))}"
+        f"transformers' code{experts}, for which weights must be plain: quantized layers are those "
+        f"of {', '.join(sorted(ADAPTERS))}"
     )

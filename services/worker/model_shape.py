@@ -17,7 +17,7 @@ from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config, specification_of
 from penstock.services.worker.models.linear_specification import model_linears
 from penstock.services.worker.models.rank_shares import own_model
-from penstock.services.worker.models.registry import adapter_for, is_native
+from penstock.services.worker.models.registry import adapter_for, is_native, own_specification
 from penstock.services.worker.models.sizes import (
     WeightSize,
     fp32_norms,
@@ -129,7 +129,7 @@ def _known(info: ModelInfo) -> ModelSpecification | None:
     """What a family of our own says of a model that transformers' code computes."""
     if is_native(info):
         with contextlib.suppress(BadModelFolder):
-            return adapter_for(info).specification(info)
+            return own_specification(info)
     return None
 
 

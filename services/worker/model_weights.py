@@ -24,7 +24,7 @@ from penstock.services.worker.models.decoder import Decoder
 from penstock.services.worker.models.linear_specification import model_linears
 from penstock.services.worker.models.quantized_linear import QuantizedLinear
 from penstock.services.worker.models.rank_shares import own_model
-from penstock.services.worker.models.registry import adapter_for
+from penstock.services.worker.models.registry import adapter_for, own_specification
 from penstock.services.worker.models.specification import ModelSpecification, for_length
 from penstock.services.worker.models.stored_form import as_stored
 from penstock.services.worker.models.stored_slices import own_slices, take_shares
@@ -206,7 +206,7 @@ def checked_model(
 ) -> CheckedModel:
     """Check the whole checkpoint; arguments: see ``load_model``. Raises ``BadModelFolder``."""
     adapter, quantization = adapter_for(info), read_quantization(info, online)
-    model = for_length(adapter.specification(info), longest or info.max_model_len)
+    model = for_length(own_specification(info), longest or info.max_model_len)
     model, names, notes = as_stored(model, adapter.names, checkpoint)
     if headless:
         model = replace(model, tie_word_embeddings=True)
@@ -285,7 +285,7 @@ def random_model(
     online, ranks: see ``load_model``; each rank draws the whole, a tensor at a time, and keeps its
     part."""
     adapter, quantization = adapter_for(info), read_quantization(info, online)
-    model = for_length(adapter.specification(info), longest or info.max_model_len)
+    model = for_length(own_specification(info), longest or info.max_model_len)
     own = model if ranks is None else own_model(model, ranks.place)
     weights = allocate_weights(own, dtype, device, adapter.names, quantization, ranks)
     if ranks is None:

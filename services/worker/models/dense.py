@@ -256,6 +256,7 @@ def _lacking_of(layer: Layer, norm: Norm) -> list[str]:
         "norms that are no RMSNorm, or differ": len({norm, *norms, *behind} - {None}) > 1
         or norm.kind != "rms",
         "attention and MLP in parallel": layer.parallel,
+        "mixtures of experts": mlp.experts is not None,
         "an MLP without a gate": not mlp.gated,
         f"the activation {mlp.activation}": mlp.activation not in ACTIVATIONS,
         "biases in a part of the MLP": mlp.up_bias != mlp.down_bias,

@@ -12,6 +12,7 @@ from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.adapter import ModelAdapter
 from penstock.services.worker.models.cohere import CohereAdapter
 from penstock.services.worker.models.exaone import Exaone4Adapter
+from penstock.services.worker.models.experts import num_experts, words_of_experts
 from penstock.services.worker.models.gemma import Gemma2Adapter, Gemma3Adapter, GemmaAdapter
 from penstock.services.worker.models.glm import Glm4Adapter
 from penstock.services.worker.models.granite import GraniteAdapter, GraniteSwaAdapter
@@ -21,6 +22,7 @@ from penstock.services.worker.models.olmo import OlmoAdapter
 from penstock.services.worker.models.phi import Phi3Adapter
 from penstock.services.worker.models.qwen import Qwen2Adapter, Qwen3Adapter
 from penstock.services.worker.models.smollm3 import SmolLM3Adapter
+from penstock.services.worker.models.specification import ModelSpecification
 from penstock.services.worker.models.starcoder2 import Starcoder2Adapter
 
 ENTRY_POINTS = "penstock.models"
@@ -74,12 +76,28 @@ def adapter_for(info: ModelInfo) -> ModelAdapter:
     name = causal_name(info.architecture)
     adapter = ADAPTERS.get(name) or _of_others(info.architecture)
     if adapter is None:
+        reason = f"architecture {info.architecture!r} is not supported"
+        if count := num_experts(info):
+            reason = words_of_experts(info.architecture, count)
         raise BadModelFolder(
-            f"{info.folder / 'config.json'}: architecture {info.architecture!r} is not supported; "
+            f"{info.folder / 'config.json'}: {reason}; "
             f"families of our own are {', '.join(sorted(ADAPTERS))}; --model-impl auto lets "
             "transformers compute others"
         )
     return adapter
+
+
+def own_specification(info: ModelInfo) -> ModelSpecification:
+    """What the adapter of a model makes of it. Raises ``BadModelFolder`` for what it refuses, and
+    for a mixture of experts, whoever wrote the adapter."""
+    model = adapter_for(info).specification(info)
+    experts = next((each.mlp.experts for each in model.layers if each.mlp.experts), None)
+    if experts is not None:
+        raise BadModelFolder(
+            f"{info.folder / 'config.json'}: {words_of_experts(info.architecture, experts.count)}; "
+            "take a dense model of the family"
+        )
+    return model
 
 
 def _of_others(architecture: str) -> ModelAdapter | None:

@@ -70,6 +70,18 @@ class Attention(msgspec.Struct, frozen=True):
     """Whether the softmax of each head has one more score, a weight, which stands for no value."""
 
 
+class Experts(msgspec.Struct, frozen=True):
+    """Several MLPs of one shape, of which each row is computed by those that score highest.
+
+    An adapter may say so; nothing of Penstock's own computes it yet, and ``own_specification``
+    refuses the model by name. What it will take: a router [count, hidden] for each layer, weights
+    of ``Mlp.width`` for each expert, and for ranks a division by experts."""
+
+    count: int
+    chosen: int
+    """Experts that compute a row."""
+
+
 class Mlp(msgspec.Struct, frozen=True):
     """The feed-forward part: down(activation(gate(x)) * up(x)), or down(activation(up(x)))."""
 
@@ -80,6 +92,8 @@ class Mlp(msgspec.Struct, frozen=True):
     up_bias: bool = False
     """Of gate and up."""
     down_bias: bool = False
+    experts: Experts | None = None
+    """``None``: dense; else the rest is that of one expert."""
 
 
 class Layer(msgspec.Struct, frozen=True):

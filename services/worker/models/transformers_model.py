@@ -23,6 +23,7 @@ from torch import Tensor
 
 from penstock.protocol.model_info import BadModelFolder, ModelInfo
 from penstock.services.worker.models.causal_model import StepAttention, StepInputs
+from penstock.services.worker.models.experts import num_experts, words_of_experts
 from penstock.services.worker.models.query_temperature import QueryTemperatures
 from penstock.services.worker.models.specification import CacheSpecification
 
@@ -311,6 +312,8 @@ class TransformersModel:
         raise self._refused("what follows its LM head is not known")
 
     def _refused(self, why: str) -> BadModelFolder:
+        if count := num_experts(self._info):
+            why += f"; {words_of_experts(self._info.architecture, count)}: take a dense model"
         return BadModelFolder(
             f"{self._info.folder / 'config.json'}: architecture {self._info.architecture!r} is "
             f"not supported, neither by a family of our own nor through transformers: {why}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from support.worker.plan_driver import PlanDriver
 from support.worker.tiny_models import some_prompts
 from support.worker.whole_logits import assert_alike, configured
@@ -21,11 +22,15 @@ from penstock.protocol.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from penstock.protocol.model_info import BadModelFolder, read_model_info
+from penstock.protocol.model_info import BadModelFolder, ModelInfo, read_model_info
 from penstock.services.worker.loading import load_executor
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_shape import read_shape
+from penstock.services.worker.models.dense import dense_config
+from penstock.services.worker.models.llama import LlamaAdapter
+from penstock.services.worker.models.registry import ADAPTERS, own_specification
+from penstock.services.worker.models.specification import Experts, ModelSpecification
 
 Folder = Callable[[str], Path]
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -105,6 +110,43 @@ def test_a_quantized_model_is_not_left_to_transformers(
     message = "'mish'" if impl == "auto" else "weights must be plain"
     with pytest.raises(BadModelFolder, match=message):
         choose_model(read_model_info(refused), config_for(refused, impl))
+
+
+def test_a_mixture_of_experts_is_refused_by_name_where_transformers_does_not_compute_it(
+    tiny_folder: Folder, tmp_path: Path
+) -> None:
+    folder = tiny_folder("mixtral")
+    words = r"MixtralForCausalLM has 4 experts a layer, and Penstock's own layers are dense"
+    with pytest.raises(BadModelFolder, match=rf"{words}; families .*--model-impl auto lets"):
+        choose_model(read_model_info(folder), config_for(folder, "native"))
+    changes = {"quantization_config": {"quant_method": "fp8"}}
+    quantized = configured(folder, tmp_path / "model", **changes)
+    with pytest.raises(BadModelFolder, match=rf"are quantized \(fp8\).*{words}\), for which"):
+        choose_model(read_model_info(quantized), config_for(quantized))
+    with pytest.raises(BadModelFolder, match=r"values of 128; Deep.* has 256 experts .*dense"):
+        load_executor(config_for(tiny_folder("deepseek-v3")), lambda note: None)
+
+
+def test_experts_of_an_adapter_are_refused_by_name(
+    tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = read_model_info(tiny_folder("llama"))
+    dense = own_specification(info)
+
+    class OfExperts(LlamaAdapter):
+        def specification(self, info: ModelInfo) -> ModelSpecification:
+            layers = [
+                replace(each, mlp=replace(each.mlp, experts=Experts(8, 2))) for each in dense.layers
+            ]
+            return replace(dense, layers=tuple(layers))
+
+    monkeypatch.setitem(ADAPTERS, info.architecture, OfExperts())
+    words = "LlamaForCausalLM has 8 experts a layer, and Penstock's own layers are dense"
+    choice = choose_model(info, config_for(info.folder))
+    assert choice.specification is None and words in choice.refusal
+    with pytest.raises(BadModelFolder, match=f"{words}.*transformers' code may compute it"):
+        choose_model(info, config_for(info.folder, "native"))
+    assert dense_config(OfExperts().specification(info)) == "mixtures of experts"
 
 
 def test_a_setting_that_the_familys_code_does_not_read_is_none_of_ours(

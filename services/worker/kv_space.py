@@ -17,7 +17,7 @@ import penstock
 from penstock.protocol.config import Config
 from penstock.protocol.kv_slots import SPACE_BYTES
 
-_VERSION = 1
+_VERSION = 2
 _WEIGHTS = (".safetensors", ".gguf", ".bin")
 _PIECES = 16
 _PIECE_BYTES = 4096

@@ -3,7 +3,8 @@
     python -m penstock.loadtest.studies.roles_apart --rounds 4 -- --device cpu
 
 Everything behind ``--`` goes to ``penstock serve``; without a model it is the built-in one. Each
-engine has one thread, but for the one with two. In each round every case has a server of its own,
+engine has one thread of a CPU, but for the one with two. On GPUs each has one, so give ``--cases``
+without the threads. In each round every case has a server of its own,
 and the first to run is another one each time. ``--streams`` decode without a pause, while long
 prompts come one after another. Shown are the streams' tokens a second, the median and the 99th
 percentile of the time between their tokens, and the median time to the first token of the long
@@ -26,15 +27,14 @@ from typing import NamedTuple
 from penstock.loadtest.own_server import own_server
 from penstock.loadtest.studies.kept_sessions import metric, prompt_of, stream
 
-TIER = ("--kv-tier-memory-bytes", str(1 << 30))
 CASES = {
     "one engine": (),
     "two threads": (),
     "two alike": ("--data-parallel-size", "2"),
-    "apart": ("--prefill-engines", "1", "--decode-engines", "1", *TIER),
+    "apart": ("--prefill-engines", "1", "--decode-engines", "1"),
 }
-SHORT, LONG_OUTPUT, OUTPUT = 32, 16, 400
-"""Tokens of a stream's prompt, of a long prompt's answer, of a stream's."""
+SHORT, OUTPUT = 32, 400
+"""Tokens of a stream's prompt, and of its answer."""
 
 
 class Measured(NamedTuple):
@@ -50,8 +50,9 @@ class Measured(NamedTuple):
 class Load:
     """Streams and long prompts, each in a thread."""
 
-    def __init__(self, url: str, tokens: int) -> None:
-        self._url, self._tokens = url, tokens
+    def __init__(self, url: str, tokens: int, output: int) -> None:
+        """tokens, output: of a long prompt, and of its answer."""
+        self._url, self._tokens, self._output = url, tokens, output
         self._over = threading.Event()
         self._counts = False
         self.gaps: list[float] = []
@@ -89,7 +90,7 @@ class Load:
             seed += 1
             began, first = time.perf_counter(), 0.0
             prompt = prompt_of(self._tokens, seed)
-            with closing(stream(self._url, prompt, LONG_OUTPUT, ids=True)) as events:
+            with closing(stream(self._url, prompt, self._output, ids=True)) as events:
                 for at, _ in events:
                     first = first or at - began
             if self._counts:
@@ -98,10 +99,12 @@ class Load:
 
 def measure(case: str, flags: Sequence[str], asked: argparse.Namespace) -> Measured:
     given = ["--served-model-name", "kept", *flags, *CASES[case]]
+    if case == "apart":
+        given += ["--kv-tier-memory-bytes", str(asked.tier_bytes)]
     threads = "2" if case == "two threads" else "1"
     environment = {**os.environ, "PENSTOCK_THREADS": threads}
     with own_server(given, environment) as url:
-        load = Load(url, asked.tokens)
+        load = Load(url, asked.tokens, asked.output)
         load.run(asked.streams, asked.warm, asked.seconds)
         handed = metric(url, "penstock_hand_overs_total")
     gaps = sorted(load.gaps)
@@ -125,11 +128,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=1800, help="of a long prompt")
+    parser.add_argument("--output", type=int, default=16, help="tokens of the answer to one")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--tier-bytes", type=int, default=1 << 30, help="of the keeper's memory")
     parser.add_argument("--warm", type=float, default=4.0, metavar="SECONDS")
     parser.add_argument("--seconds", type=float, default=12.0)
     asked = parser.parse_args(own)
-    found: dict[str, list[Measured]] = {case: [] for case in CASES}
-    names = list(CASES)
+    names = list[str](asked.cases)
+    found: dict[str, list[Measured]] = {case: [] for case in names}
     for number in range(asked.rounds):
         for case in names[number % len(names) :] + names[: number % len(names)]:
             one = measure(case, flags, asked)
@@ -143,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
             typical = median(getattr(one, field) for one in found[case])
             print(
                 f"{case:10} {field:10} {typical:9.2f}  "
-                f"{median(ratios):.2f} times one engine ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                f"{median(ratios):.2f} times {names[0]} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             )
     return 0
 

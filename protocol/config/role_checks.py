@@ -35,8 +35,6 @@ def contradictions_of_roles(config: Config, sources: Provenance) -> Iterator[str
             f"--data-parallel-size {launch.data_parallel_size} is not the sum of --prefill-engines "
             f"{prefill} and --decode-engines {decode}; leave it out"
         )
-    if role == "both" and config.device.device == "cuda":  # a scheduler has no device
-        yield f"{flag} works with engines on CPUs, not yet with --device cuda"
     if launch.resident is not None or launch.keep_alive:
         given = f"--resident {launch.resident}" if launch.resident is not None else "--keep-alive"
         yield f"{flag} and {given} do not go together: engines with roles do not sleep"

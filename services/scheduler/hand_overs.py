@@ -205,10 +205,8 @@ def _can_take(peer: Peer, request: Request) -> bool:
 
 def check_role(role: str, engine: Attached) -> None:
     """Raises ``Ended`` where an engine of this kind can have no role of its own."""
-    reason = ""
-    if not engine.kv_space:
-        reason = "whose worker keeps no KV blocks: start that one with the same --kv-tier flags"
-    elif engine.kv_piece_bytes:
-        reason = "whose worker has a GPU: roles are for engines on CPUs"
-    if role != "both" and reason:
-        raise Ended(f"--role {role} does not go with an engine {reason}")
+    if role != "both" and not engine.kv_space:
+        raise Ended(
+            f"--role {role} does not go with an engine whose worker keeps no KV blocks: start that "
+            "one with the same --kv-tier flags"
+        )

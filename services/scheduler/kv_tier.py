@@ -48,8 +48,8 @@ URGENT_PIECES = 4
 LOST_TICKS = 240
 """A copy that is not answered for so many ticks, a minute, is lost."""
 AHEAD = 0
-"""As ``store_after``: what is computed is stored at once, whole steps at a time, since other
-engines wait for it."""
+"""As ``store_after``: what is computed is stored at once, since other engines wait for it; whole
+steps at a time, unless copies run beside the steps."""
 
 
 class KVTier:
@@ -99,7 +99,8 @@ class KVTier:
         self.rates.slot_bytes, self.rates.block_size = self.slot_bytes, kv.block_size
         self._piece = max(1, (self.piece_bytes or PIECE_BYTES) // max(1, self.slot_bytes))
         in_step = limits.blocks_for(limits.max_num_batched_tokens)
-        self._store_piece = self._piece if self._store_after else max(self._piece, in_step)
+        whole_steps = not self._store_after and not self.piece_bytes
+        self._store_piece = max(self._piece, in_step) if whole_steps else self._piece
         self._lent = 2 * in_step + self._piece
         self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
         self._stores.known = self._known

@@ -34,7 +34,12 @@ def configuration(**groups: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize(
     "groups",
-    [{}, {"launch": BOTH, "cache": KEPT}, {"scheduler": {"role": "decode"}, "cache": KEPT}],
+    [
+        {},
+        {"launch": BOTH, "cache": KEPT},
+        {"launch": BOTH, "cache": KEPT, "device": {"device": "cuda"}},
+        {"scheduler": {"role": "decode"}, "cache": KEPT},
+    ],
     ids=str,
 )
 def test_roles_with_a_keeper_and_no_roles_are_not_refused(groups: dict[str, Any]) -> None:
@@ -67,10 +72,6 @@ def test_the_number_of_engines_follows_from_their_roles() -> None:
         (
             {"launch": BOTH | {"data_parallel_size": 2}, "cache": KEPT},
             ("--data-parallel-size 2", "--prefill-engines 1", "--decode-engines 2"),
-        ),
-        (
-            {"launch": BOTH, "cache": KEPT, "device": {"device": "cuda"}},
-            ("--prefill-engines 1", "--device cuda"),
         ),
         (
             {"launch": BOTH | {"resident": 1}, "cache": KEPT},

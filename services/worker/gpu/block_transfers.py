@@ -1,13 +1,14 @@
 """Copies of KV blocks between a device's memory and the keeper's, beside the steps.
 
     store   blocks ──► device staging ──► host staging ──► header and checksum ──► the keeper's slot
-            on the steps' stream, in   │  a stream of its   a thread
-            their order                │  own
+            a stream of its own, beside the steps           a thread
+            that are under way
     load    the keeper's slot ──► host staging ──► checked ──► blocks
             a thread                               a stream of its own, behind the steps launched
 
-The thread of the steps only puts copies on streams, and looks whether something is over. A store
-has left KV memory, in the order of the steps, before the next one may write there. Blocks that are
+The thread of the steps only puts copies on streams, and looks whether something is over. What is
+stored was completed by a step that is answered, and no step that is launched writes there: so it
+waits for none of them, and the next one waits until it has left KV memory. Blocks that are
 loaded are nobody's until the scheduler hears that they are there; if it does not want them any more
 (``forget``), what is on the stream already is over before the steps that are launched next.
 
@@ -219,13 +220,14 @@ class BlockTransfers:
     def _fetch(self, blocks: list[int], staging: _Staging) -> _Mark:
         if staging.device is None:
             raise ValueError("this staging is for loads alone")
-        with self._on(None, None) as gathered:
+        with self._on(self._down, None) as gathered:
             for row, block in zip(staging.device, blocks, strict=False):
                 row[HEADER_BYTES : HEADER_BYTES + self._block_bytes].copy_(
                     self._blocks[block], non_blocking=True
                 )
+        gathered.precede()  # what the next step may overwrite
         count = len(blocks)
-        with self._on(self._down, gathered) as fetched:
+        with self._on(self._down, None) as fetched:
             staging.host[:count].copy_(staging.device[:count], non_blocking=True)
         return fetched
 

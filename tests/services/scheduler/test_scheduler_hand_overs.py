@@ -40,17 +40,19 @@ class TellingKeeper(Keeper):
     def answer(self, message: Any) -> Any:
         answer = super().answer(message)
         if isinstance(message, TierStored) and not self.is_silent:
-            self.news = split(message.keys)
+            self.news = [*getattr(self, "news", []), *split(message.keys)]
         return answer
 
 
 class PrefillEngine(KeptEngine):
     """A prefill engine among others, which the test names."""
 
-    def __init__(self, keeper: TellingKeeper | None = None, **others: Any) -> None:
+    def __init__(
+        self, keeper: TellingKeeper | None = None, piece_bytes: int = 0, **others: Any
+    ) -> None:
         """others: what the other engine is like, see ``other``; ``alone``: there is none."""
         self.told = keeper or TellingKeeper()
-        super().__init__(small(num_blocks=64), self.told, after=AHEAD)
+        super().__init__(small(num_blocks=64), self.told, AHEAD, piece_bytes)
         self.others = [] if others.pop("alone", False) else [other(**others)]
         service: Any = SimpleNamespace(
             participant=SimpleNamespace(of=lambda *_, **__: self.others, peers={OTHER: None}),
@@ -103,9 +105,10 @@ def other(
     return SimpleNamespace(identity=identity, capacity=capacity, incarnation=OTHER)
 
 
+@pytest.mark.parametrize("piece_bytes", [0, 128], ids=["between_steps", "beside_steps"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_request_is_handed_over_once_its_blocks_are_told_of(n: int) -> None:
-    engine = PrefillEngine()
+def test_a_request_is_handed_over_once_its_blocks_are_told_of(n: int, piece_bytes: int) -> None:
+    engine = PrefillEngine(piece_bytes=piece_bytes)
     engine.submit(1, prompt(26), OUTPUT, n=n)
     engine.run()
     assert engine.let_go == [1]
@@ -304,14 +307,8 @@ def test_an_engine_loads_what_was_handed_over_whatever_it_measured() -> None:
     decode.assert_finished(1)
 
 
-@pytest.mark.parametrize(
-    ("engine", "name"),
-    [({"kv_space": b""}, "--kv-tier"), ({"kv_piece_bytes": 1 << 20}, "a GPU")],
-)
-def test_a_role_is_refused_where_the_worker_cannot_have_it(
-    engine: dict[str, Any], name: str
-) -> None:
-    told: Any = SimpleNamespace(**{"kv_space": b"s", "kv_piece_bytes": 0, **engine})
-    with pytest.raises(Ended, match=name):
+def test_a_role_is_refused_where_the_worker_keeps_no_blocks() -> None:
+    told: Any = SimpleNamespace(kv_space=b"")
+    with pytest.raises(Ended, match="--kv-tier"):
         check_role("prefill", told)
     check_role("both", told)

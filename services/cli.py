@@ -29,7 +29,7 @@ from penstock.protocol.config.machine import Machine, read_machine
 from penstock.protocol.config.models import check_names, of_each, together
 from penstock.protocol.config.role_checks import check_roles
 from penstock.protocol.config.shown import show
-from penstock.protocol.config.sleep_checks import check_resident
+from penstock.protocol.config.sleep_checks import check_sleep
 from penstock.protocol.config.sources import Provenance, Source
 from penstock.protocol.suggestions import closest
 from penstock.services.command_table import (
@@ -123,7 +123,7 @@ def _main(arguments: Sequence[str], began: float) -> int:
     found = whole
     configs = [one for one, _ in found]
     check_names(configs)
-    check_resident(configs)
+    check_sleep(name, configs)
     if len(found) > 1:
         config, sources = complete(config, sources, may_lack_model=True)
     config, sources = together(config, sources, found)

@@ -194,6 +194,14 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
             "--hold-weights each worker has a spare, which takes memory of a GPU, too."
         ),
     ] = False
+    sleep_level: Annotated[
+        Literal[1, 2],
+        Meta(
+            description="What a model that sleeps keeps: 2, nothing; 1, its workers, with weights "
+            "in pinned memory of the host, from which they are back within a second. On GPUs 1 "
+            "needs --hold-weights."
+        ),
+    ] = 2
     min_awake_s: Annotated[
         float,
         Meta(

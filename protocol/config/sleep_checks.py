@@ -18,17 +18,13 @@ def contradictions_of_sleep(config: Config) -> Iterator[str]:
     if not launch.may_sleep:
         if launch.min_awake_s != LaunchConfig().min_awake_s:
             yield f"--min-awake-s {launch.min_awake_s:g} needs --resident: all models are awake"
-        if launch.prepare_engines and not config.loading.hold_weights:
-            yield (
-                "--prepare-engines needs --resident or --keep-alive (no model sleeps), or "
-                "--hold-weights"
-            )
         return
     flag = f"--keep-alive {' '.join(launch.keep_alive)}"
     if launch.resident is not None:
         flag = f"--resident {launch.resident}"
         yield from _resident(config, flag)
     yield from _keep_alive(config)
+    yield from _sleep_level(config)
     refused = (
         (launch.model_dirs, "--model-dirs", "models that are loaded while the server runs"),
         (launch.lora_dirs, "--lora-dirs", "adapters that are loaded while the server runs"),
@@ -48,6 +44,21 @@ def _resident(config: Config, flag: str) -> Iterator[str]:
         yield f"{flag} is more than the {len(models)} models that there are"
 
 
+def _sleep_level(config: Config) -> Iterator[str]:
+    if config.launch.sleep_level == 2:
+        return
+    if config.device.device == "cpu":
+        yield (
+            "--sleep-level 1 takes weights off a GPU; with --device cpu they are in the host's "
+            "memory anyway: leave it out"
+        )
+    elif config.device.device == "cuda" and not config.loading.hold_weights:
+        yield (
+            "--sleep-level 1 needs --hold-weights, with which weights are in memory that can be "
+            "given back"
+        )
+
+
 def _keep_alive(config: Config) -> Iterator[str]:
     given, count = config.launch.keep_alive, max(1, len(config.model.models))
     if config.model.models and len(given) not in (0, 1, count):
@@ -62,9 +73,22 @@ def _keep_alive(config: Config) -> Iterator[str]:
             yield f"--keep-alive {text}: {error}"
 
 
-def check_resident(configs: Sequence[Config]) -> None:
-    """``configs``: one of each model. Raises ``ConfigError``."""
-    resident = configs[0].launch.resident
+def check_sleep(command: str, configs: Sequence[Config]) -> None:
+    """What only the whole server can tell: its processes hear a part of it. ``configs``: one of
+    each model. Raises ``ConfigError``."""
+    if command not in ("serve", "plan"):
+        return
+    launch = configs[0].launch
+    if not launch.may_sleep and launch.sleep_level != LaunchConfig().sleep_level:
+        raise ConfigError(
+            f"--sleep-level {launch.sleep_level} needs --resident or --keep-alive: no model sleeps"
+        )
+    if not launch.may_sleep and launch.prepare_engines and not configs[0].loading.hold_weights:
+        raise ConfigError(
+            "--prepare-engines needs --resident or --keep-alive (no model sleeps), or "
+            "--hold-weights"
+        )
+    resident = launch.resident
     if resident is not None and len(configs) == 1:
         raise ConfigError(
             f"--resident {resident} chooses among several models, and there is one; --keep-alive "

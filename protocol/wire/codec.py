@@ -22,7 +22,7 @@ from penstock.protocol.wire.messages import (
     tokens,
 )
 
-PROTOCOL_VERSION = 45
+PROTOCOL_VERSION = 46
 
 Message = (
     membership.Hello

@@ -19,7 +19,7 @@ _LAUNCHERS_OWN = frozenset(
     {
         "frontends", "tokenizers", "data_parallel_size", "startup_timeout_s", "download",
         "model_dirs", "nodes", "join", "join_timeout_s", "executor", "resident", "keep_alive",
-        "min_awake_s", "prepare_engines", "prefill_engines", "decode_engines",
+        "min_awake_s", "prefill_engines", "decode_engines",
     }
 )  # fmt: skip
 """How many of what are started is nothing that a child should judge, and it gets a folder."""

@@ -117,7 +117,8 @@ class ModelSet:
             known = {one.model.names()[0]: capacity_of_folder(one) for one in configs}
             self._sleepers = Sleepers(self._models, launch, known, cluster, log, now)
         self._spares: Spares | None = None
-        if launch.prepare_engines and configs[0].loading.hold_weights:
+        spares = launch.prepare_engines and configs[0].loading.hold_weights
+        if spares and launch.sleep_level == 2:  # else a worker that sleeps is what is prepared
             self._spares = Spares()
         self._is_ready = self._is_closed = False
 

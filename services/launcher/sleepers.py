@@ -13,7 +13,14 @@ from penstock.protocol.config.keep_alive import keep_alive_of
 from penstock.protocol.config.process_fields import LaunchConfig
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.plain_structlog import Logger
-from penstock.protocol.wire.messages.membership import Capacity, Demand, Peer, Sleep, Sleeper
+from penstock.protocol.wire.messages.membership import (
+    Capacity,
+    Demand,
+    Peer,
+    Phase,
+    Sleep,
+    Sleeper,
+)
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.residency import ASKED, AWAKE, KEEP_ALIVE, WANTED, Residency
 from penstock.services.launcher.running_model import ModelEnd, RunningModel
@@ -24,6 +31,9 @@ RETRY_SECONDS = 30.0
 """A model that could not be woken is not tried again for so long."""
 GUESSED_WAKE_SECONDS = 10.0
 """While nothing was measured."""
+REST_SECONDS = 60.0
+"""A worker that keeps its weights has left its device so long after its scheduler's end, or is
+killed. The first time it pins memory of the host for all of them."""
 FALL_SECONDS = 2.0
 """An engine without requests ends within about so long."""
 _WORDS = {
@@ -100,6 +110,7 @@ class Sleepers:
             now,
         )
         self._prepares = launch.prepare_engines
+        self._keeps_workers = launch.sleep_level == 1
         self._drain_s = launch.drain_timeout_s
         self._startup_s = launch.startup_timeout_s
         self._cluster = cluster
@@ -165,7 +176,7 @@ class Sleepers:
         for model in self._models.values():
             nap = self._naps[model.name]
             if model.state == Sleep.FALLING and nap.end is not None:
-                if nap.end.step(now, 0):
+                if self._is_down(model, nap, nap.end, now):
                     self._asleep(model, nap, now)
             elif model.state == Sleep.WAKING:
                 self._look(model, nap, now)
@@ -190,11 +201,28 @@ class Sleepers:
     def _fall(self, model: RunningModel, cause: str, now: float) -> None:
         nap = self._naps[model.name]
         nap.capacity = self._said(model) or nap.capacity
-        nap.end = ModelEnd(model.engines, now, drain_s=self._drain_s, withdrawal_s=0.0)
+        ending = [one for one in model.engines if not self._keeps(one)]
+        nap.end = ModelEnd(ending, now, drain_s=self._drain_s, withdrawal_s=0.0)
         self._log.info(f"model {model.name} falls asleep: {_WORDS[cause]}")
         self._metrics.inc("model_sleeps_total", model.name, cause)
         self._enter(model, Sleep.FALLING, now)
         nap.end.step(now, 0)
+
+    def _keeps(self, child: Child) -> bool:
+        """Whether a process goes on living while its model sleeps."""
+        return self._keeps_workers and child.service == "worker"
+
+    def _is_down(self, model: RunningModel, nap: _Nap, end: ModelEnd, now: float) -> bool:
+        """Whether nothing of a model that falls asleep is on its devices any more."""
+        if not end.step(now, 0):
+            return False
+        own = self._cluster.own()
+        staying = [child.pid for child in model.engines if child.alive]
+        if all(pid in own and own[pid].phase == Phase.ASLEEP for pid in staying):
+            return True
+        if now - model.since > self._drain_s + REST_SECONDS:
+            nap.end = ModelEnd(model.engines, now, drain_s=None)
+        return False
 
     def _said(self, model: RunningModel) -> Capacity | None:
         """What its engines can do, of several the one that holds the longest sequence."""
@@ -205,9 +233,9 @@ class Sleepers:
         return longest if longest is not None and longest.max_model_len else None
 
     def _asleep(self, model: RunningModel, nap: _Nap, now: float) -> None:
-        """All processes of its engines have ended."""
+        """All processes of its engines have ended, or have left their devices."""
         nap.end = None
-        self.processes.remove(model.engines)
+        self.processes.remove([child for child in model.engines if not child.alive])
         failed = bool(nap.reason)
         if not failed:
             self._log.info(f"model {model.name} is asleep after {now - model.since:.1f} s")
@@ -221,7 +249,7 @@ class Sleepers:
         self._log.info(f"model {model.name} wakes: {why}", waited_s=round(now - since, 3))
         self._enter(model, Sleep.WAKING, now)
         prepared = [child for child in model.engines if child.held and child.alive]
-        others = [child for child in model.engines if child not in prepared]
+        others = [child for child in model.engines if not child.alive]
         self.processes.remove(others)  # one may have ended while it was held
         for child in others:
             child.held = False
@@ -240,9 +268,10 @@ class Sleepers:
             if model.state != Sleep.ASLEEP or nap.prepared or nap.reason:
                 continue
             nap.prepared = True
-            for child in model.engines:
+            ended = [child for child in model.engines if not child.alive]
+            for child in ended:
                 child.held = True
-            self.processes.add(model.engines)
+            self.processes.add(ended)
 
     def _look(self, model: RunningModel, nap: _Nap, now: float) -> None:
         """Whether a model that wakes is awake, or takes too long."""
@@ -294,5 +323,6 @@ class Sleepers:
             seconds += FALL_SECONDS
         seconds = round(seconds, 3)
         return Sleeper(
-            model.name, model.names[1:], model.state, nap.capacity, seconds, nap.reason[:500]
+            *(model.name, model.names[1:], model.state, nap.capacity),
+            *(seconds, nap.reason[:500], self._keeps_workers),
         )

@@ -23,7 +23,7 @@ from penstock.services.router.dispatch import Dispatcher
 from penstock.services.router.roster import Roster
 
 SERVICES = ("frontend", "tokenizer", "router", "scheduler", "worker")
-PHASES = (Phase.STARTING, Phase.LOADING, Phase.READY, Phase.DRAINING)
+PHASES = (Phase.STARTING, Phase.LOADING, Phase.READY, Phase.ASLEEP, Phase.DRAINING)
 
 
 class RouterService(AsyncService):

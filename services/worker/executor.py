@@ -28,6 +28,18 @@ class DeviceFailed(RuntimeError):
     """The device reported an error for steps that were under way."""
 
 
+class Rests(Protocol):
+    """Takes an executor's memory off its device and brings it back; called from any thread, while
+    the executor is not used."""
+
+    def leave(self) -> None:
+        """Weights go to the host's memory, KV memory to nowhere. Raises ``OSError`` and
+        ``RuntimeError``."""
+
+    def come_back(self) -> None:
+        """The executor may be used again. Raises ``RuntimeError`` where the device has no room."""
+
+
 class Executor(Protocol):
     """Executes step plans, in order. Used from one thread."""
 
@@ -58,6 +70,8 @@ class Executor(Protocol):
     """Those that are loaded."""
     loader: AdapterLoader | None
     """Loads further ones; ``None``: it takes none."""
+    rests: Rests | None
+    """Lets it keep what it has prepared while its model sleeps; ``None``: it cannot."""
 
     @property
     def draft_counts(self) -> DraftCounts | None:
@@ -106,6 +120,7 @@ class DirectExecutor(ABC):
     max_in_flight = 1
     account: MemoryAccount | None = None
     draft_counts: DraftCounts | None = None
+    rests: Rests | None = None
     kv_blocks: BlockAccess | None = None
     """Its KV memory, to be copied from and to; ``None``: that cannot be done."""
 

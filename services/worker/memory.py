@@ -16,6 +16,8 @@ EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
 TIER_STAGING_BYTES = 64 << 20
 """Of a GPU, and as much of the host, for copies of KV blocks to what keeps them outside of it."""
+OUTSIDE_BYTES = 3 << 28
+"""What CUDA's context and the loaded kernels take of a GPU, as a plan counts them."""
 NULL_BLOCKS = 65_536
 """KV blocks of the null engine unless given: its blocks are numbers, but the scheduler's cost."""
 

@@ -49,6 +49,9 @@ class MemoryAccount(msgspec.Struct, frozen=True):
     """``None``: no KV memory fits."""
     in_use: int | None = None
     """Bytes of the device that are in use after the start, by all; ``None``: nobody has looked."""
+    beside_it: MemoryPart | None = None
+    """What is taken beside the worker for its end or its model's sleep; of nothing that it may
+    use."""
 
     @property
     def sizes(self) -> EngineSizes:
@@ -106,6 +109,8 @@ def table(account: MemoryAccount) -> list[str]:
     rows.append(("unused", account.usable - account.counted, ""))
     rows.append(("usable", account.usable, f"of {shown_bytes(account.total)} on {account.device}, "
                  f"{account.limit}"))  # fmt: skip
+    if (later := account.beside_it) is not None:
+        rows.append((later.name, later.num_bytes, later.note))
     unit, name = (_MIB, "MiB") if account.counted < _SMALL else (GIB, "GiB")
     digits = _DIGITS[name]
     shown = [(part, f"{amount / unit:,.{digits}f}", note) for part, amount, note in rows]

@@ -13,6 +13,7 @@ from penstock.protocol.wire.messages.engine import LayerGroup
 from penstock.services.worker.layer_groups import LayerGroups, block_shapes, group_layers
 from penstock.services.worker.memory import (
     EXTRA_BLOCKS,
+    OUTSIDE_BYTES,
     TIER_STAGING_BYTES,
     check_fits,
     plan_capacity,
@@ -79,7 +80,24 @@ def cuda_account(
     limit = f"--gpu-memory-utilization {cache.gpu_memory_utilization:g}"
     limit += "" if share == 1.0 else f", --memory-share {share:g}"
     others = MemoryPart(OUTSIDE, outside, "driver, kernels, other processes")
-    return MemoryAccount(device, total, own + outside, limit, merged([*parts, others]), block)
+    later = _beside(config, parts, total - usable)
+    merged_parts = merged([*parts, others])
+    return MemoryAccount(device, total, own + outside, limit, merged_parts, block, beside_it=later)
+
+
+def _beside(config: Config, parts: Sequence[MemoryPart], left: int) -> MemoryPart | None:
+    """What another worker has on the device that is prepared for this one's end, or whose model
+    sleeps: all but weights and KV memory. left: what this one may not use."""
+    launch = config.launch
+    if launch.sleep_level == 1:
+        name, note = "asleep", "each other model that sleeps (--sleep-level 1)"
+    elif launch.prepare_engines and config.loading.hold_weights:
+        name, note = "prepared", "a worker for this one's end (--prepare-engines)"
+    else:
+        return None
+    taken = OUTSIDE_BYTES + sum(part.num_bytes for part in parts if part.name != "weights")
+    note += f", in the {shown_bytes(left)} that are not usable"
+    return MemoryPart(name, taken, f"{note}, which are too few" if taken > left else note)
 
 
 def with_kv(

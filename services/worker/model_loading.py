@@ -168,6 +168,8 @@ def _load(
         account = in_use(account, CudaMemory(device))
     executor.account, executor.adapters = account, adapters
     executor.repeats = repeats(config, info, pooling, device.type, name)
+    if holding is not None and holding.may_leave:
+        executor.rests = holding
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor

@@ -39,6 +39,7 @@ class NullExecutor(DirectExecutor):
         self.capacity = capacity
         self.device, self.dtype, self.summary = "null", "", ""
         self.kv_blocks = None if capacity.groups else NullBlocks()
+        self.rests = NullMemory()
         self._slots = SlotTable(capacity)
         self._step_seconds = step_seconds
         skipped = sorted({token for token in end_tokens if 0 <= token < capacity.vocab_size})
@@ -86,6 +87,16 @@ class NullExecutor(DirectExecutor):
         for skipped in self._skipped:
             tokens += tokens >= skipped
         return tokens
+
+
+class NullMemory:
+    """What leaves a device that has none."""
+
+    def leave(self) -> None:
+        """See ``Rests``."""
+
+    def come_back(self) -> None:
+        """See ``Rests``."""
 
 
 class NullBlocks:

@@ -32,7 +32,7 @@ from penstock.services.worker.gpu.static_memory import (
 )
 from penstock.services.worker.gpus import GPUS, Gpu
 from penstock.services.worker.layer_groups import group_layers
-from penstock.services.worker.memory import EXTRA_BLOCKS
+from penstock.services.worker.memory import EXTRA_BLOCKS, OUTSIDE_BYTES
 from penstock.services.worker.memory_account import (
     GIB,
     MemoryAccount,
@@ -57,8 +57,6 @@ CANNOT_FIT = 1
 """Exit code."""
 PROCESS_BYTES = GIB // 2
 """What the processes of a server take on a CPU beside weights and steps."""
-OUTSIDE_BYTES = 3 * GIB // 4
-"""What CUDA's context and the loaded kernels take of a GPU."""
 _NARROW, _COMPRESSED_SHARE, _MOST_MEMORY, _MOST_LEFT = 2048, 0.76, 1 / 6, 0.25
 """As in ``penstock.services.worker.gpu.compressed_layers``."""
 _WIDE_HEADS, _LARGE_SHARED = 128, ((9, 0), (10, 0))

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from penstock.protocol.config import Config
 from penstock.protocol.model_info import fingerprint
-from penstock.protocol.process.large_blocks import give_back_freed
 from penstock.protocol.process.loop_service import LoopService
 from penstock.protocol.process.metrics import Registry
 from penstock.protocol.process.spans import SPANS
@@ -24,17 +23,18 @@ from penstock.protocol.wire.messages.steps import Attach, StepFailed, StepPlan, 
 from penstock.services.worker import adapter_messages
 from penstock.services.worker.attachment import Attachment
 from penstock.services.worker.executor import DeviceFailed, Executor
-from penstock.services.worker.executor_report import attached, capacity_of, say_loaded, say_summary
+from penstock.services.worker.executor_report import attached, capacity_of, say_loaded
 from penstock.services.worker.kv_copies import Copies, copies_of, with_space
 from penstock.services.worker.load_report import LoadReport, say_report
 from penstock.services.worker.loading import LOAD_LIMIT_SECONDS, Load, load_executor
+from penstock.services.worker.pauses import Pauses
 from penstock.services.worker.rendezvous import Rendezvous, cannot_go_on, rendezvous_of
+from penstock.services.worker.resting import Resting
 from penstock.services.worker.slot_spans import SlotSpans
 from penstock.services.worker.speculation.draft_metrics import report_drafts
-from penstock.services.worker.step_limit import IMPROVE_LIMIT_SECONDS, StepLimits
+from penstock.services.worker.step_limit import StepLimits
 
 KEPT_ANSWERS = 8
-IDLE_SECONDS = 0.5
 COPIES_SECONDS = 0.001
 """Between two looks at copies of blocks, or at adapters, that are under way."""
 TURN_SECONDS = 0.05
@@ -60,13 +60,7 @@ class WorkerService(LoopService):
         """The latest plan of this epoch that was put on the device."""
         self._expected = 0
         """Number of the next plan; 0 while only a full plan is accepted."""
-        self._tidied_at = 0
-        """The step that was due when a pause began, and …"""
-        self._idle_since = 0.0
-        """… when that was; 0: it was used already."""
-        self._paused_since = 0.0
-        self._improving = False
-        """Whether the executor has more to do in this pause."""
+        self._pauses = Pauses(self.status, self.log)
         self._limits = StepLimits()
         self._answers: deque[StepResult] = deque(maxlen=KEPT_ANSWERS)
         self._failed: StepFailed | None = None
@@ -79,6 +73,8 @@ class WorkerService(LoopService):
         self._copies: Copies | None = None
         self._attachment = Attachment(self.participant, self._rendezvous)
         self._device_failed: DeviceFailed | None = None
+        own = self.config.model.names()[0], self.config.cluster.engine
+        self._resting = Resting(self.participant, *own, self.set_phase, self.log)
 
     @cached_property
     def _rendezvous(self) -> Rendezvous | None:
@@ -130,7 +126,7 @@ class WorkerService(LoopService):
         self.metrics.set("engine_info", 1, self.executor.device, self.executor.dtype)
         self.status.done()
         self.set_phase(Phase.READY, str(self._load_report) if self._load_report else "")
-        self._idle_since = self._paused_since = time.monotonic()
+        self._pauses.begin(time.monotonic())
         if self._pending_attach is not None:
             self._attach(self._pending_attach)
 
@@ -267,7 +263,7 @@ class WorkerService(LoopService):
                 TRACE.add(WAIT, began)
 
     def _end_epoch(self, executor: Executor) -> None:
-        self.epoch, self.scheduler, self._improving = 0, "", False
+        self.epoch, self.scheduler, self._pauses.improving = 0, "", False
         if self._copies is not None:
             self._copies.drop()
         self._reset(executor)
@@ -329,6 +325,8 @@ class WorkerService(LoopService):
         if self._loader is not None:
             self._finish_loading()
         self._look_if_met()
+        if self._resting.is_moving:
+            self._look_resting()
         if self._device_failed is not None:  # in handling a message, which ends no process
             raise self._device_failed
         if self.executor is not None and self.executor.in_flight:
@@ -337,17 +335,17 @@ class WorkerService(LoopService):
         if self._copies is not None and self._copies.active:
             for answer in self._copies.finished():
                 self._tell(answer)
-        if self._improving:
-            self._improve(now)
+        if self._pauses.improving:
+            self._pauses.improve(self.executor, self._expected, now)
 
     def patience(self, now: float) -> float:
         """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
-        if self._improving or (self.executor is not None and self.executor.in_flight):
+        if self._pauses.improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
         copies = self._copies is not None and self._copies.active
         if copies or adapter_messages.loads(self.executor):
             return COPIES_SECONDS
-        waits = self._loader is not None or self._attachment.is_meeting
+        waits = self._loader is not None or self._attachment.is_meeting or self._resting.is_moving
         return 0.02 if waits else super().patience(now)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
@@ -356,6 +354,17 @@ class WorkerService(LoopService):
         is_over = any(peer.address == self.scheduler for peer in gone.values())
         if is_over and self.executor is not None:
             self._end_epoch(self.executor)
+        if not self._resting.is_moving:  # else ``work`` looks
+            self._look_resting()
+
+    def _look_resting(self) -> None:
+        """Leave the device, or come back to it, as the model falls asleep and wakes."""
+        before, self.executor = self.executor, None
+        self.executor = self._resting.look(before, self._end_epoch)
+        if before is not None and self.executor is None:
+            self._pending_attach = None
+        elif before is None and self.executor is not None and self._pending_attach is not None:
+            self._attach(self._pending_attach)
 
     def on_tick(self, now: float) -> None:
         if self.executor is not None and self.executor.draft_counts is not None:
@@ -364,32 +373,8 @@ class WorkerService(LoopService):
         for refusal in self._attachment.complaints():
             self.log.error(refusal)
         if not self._attachment.is_meeting:
-            self._tidy(now)
-            self._improve(now)
-
-    def _tidy(self, now: float) -> None:
-        """Once in each pause, prepare for what comes seldom, and give back what steps have left
-        behind: batches of all sizes cut the heap up, and it would stay as large as it ever was."""
-        if self._expected != self._tidied_at:
-            self._tidied_at, self._idle_since, self._paused_since = self._expected, now, now
-        elif self._idle_since and now - self._idle_since > IDLE_SECONDS:
-            self._idle_since = 0.0
-            if self.executor is not None:
-                self.executor.prepare()
-            give_back_freed()
-
-    def _improve(self, now: float) -> None:
-        """In a pause, a step's time for what may make later steps faster; between two such the
-        inbox is looked at."""
-        executor, self._improving = self.executor, False
-        if executor is None or executor.in_flight or self._expected != self._tidied_at:
-            return
-        summary = executor.summary
-        self.status.begin(IMPROVE_LIMIT_SECONDS)
-        self._improving = executor.improve(now, now - self._paused_since)
-        self.status.done()
-        if executor.summary != summary:
-            say_summary(executor, self.log)
+            self._pauses.tidy(self.executor, self._expected, now)
+            self._pauses.improve(self.executor, self._expected, now)
 
 
 def run(config: Config, load: Load = load_executor) -> int:

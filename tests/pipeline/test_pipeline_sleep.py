@@ -170,3 +170,25 @@ def test_what_waits_for_a_model_that_sleeps_is_finished_before_the_server_ends(
         asking.join(60)
         assert text_of(answers[0])
         assert server.process.wait(60) == 0
+
+
+def test_workers_that_stay_while_their_model_sleeps_go_on_with_what_they_have(
+    tmp_path: Path,
+) -> None:
+    flags = ("--resident", "1", "--sleep-level", "1", "--min-awake-s", "0")
+    with served(*models(tmp_path, "ab"), *NULL, *flags) as server:
+
+        def text(name: str) -> str:
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 1}
+            return text_of(server.post("/v1/completions", body))
+
+        first = {name: text(name) for name in "ab"}
+        workers = {name: find(server, "worker", at).pid for at, name in enumerate("ab")}
+        for name in "aba":
+            assert text(name) == first[name]
+        again = {name: find(server, "worker", at).pid for at, name in enumerate("ab")}
+        assert again == workers
+        find(server, "worker", 1).kill()
+        assert text("b") == first["b"], "one that has died meanwhile is started again"
+        assert find(server, "worker", 1).pid != workers["b"]
+        assert find(server, "worker", 0).pid == workers["a"]

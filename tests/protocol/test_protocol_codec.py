@@ -81,7 +81,7 @@ def test_the_bytes_of_a_message_are_the_golden_ones(name: str) -> None:
 
 
 def test_the_schema_hash_is_that_of_the_golden_layout() -> None:
-    assert codec.PROTOCOL_VERSION == 45
+    assert codec.PROTOCOL_VERSION == 46
     assert codec.SCHEMA_HASH == SCHEMA_HASH, UPDATE.format("some message")
 
 

@@ -14,7 +14,7 @@ from penstock.protocol.config.keep_alive import keep_alive_of
 from penstock.protocol.config.machine import Machine
 from penstock.protocol.config.models import check_names, of_each, together, written
 from penstock.protocol.config.shown import show
-from penstock.protocol.config.sleep_checks import check_resident
+from penstock.protocol.config.sleep_checks import check_sleep
 
 GROUPS = ["model", "cache", "device", "launch", "cluster", "server"]
 
@@ -105,9 +105,26 @@ def test_models_of_which_some_are_awake_share_the_memory_of_those() -> None:
     assert [config.cache.share() for config in found] == [0.25, 0.75, 0.25]
     with pytest.raises(ConfigError, match=r"together 1.1, but 2 of the models share one memory"):
         several(model=three, resident="2", memory_share=["0.2", "0.5", "0.6"])
-    check_resident(found)
+    check_sleep("serve", found)
     with pytest.raises(ConfigError, match="--resident 1 chooses among several models"):
-        check_resident(several(model=["/m/a"], resident="1"))
+        check_sleep("serve", several(model=["/m/a"], resident="1"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"sleep_level": "1"}, "--sleep-level 1 needs --resident or --keep-alive"),
+        ({"prepare_engines": True}, "--prepare-engines needs .* --hold-weights"),
+    ],
+    ids=str,
+)
+def test_how_models_sleep_is_for_servers_whose_models_do(
+    settings: dict[str, Any], name: str
+) -> None:
+    found = several(model=["/m/a"], **settings)
+    with pytest.raises(ConfigError, match=name):
+        check_sleep("serve", found)
+    check_sleep("worker", found)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ class Phase:
     STARTING = "starting"
     LOADING = "loading"
     READY = "ready"
+    ASLEEP = "asleep"
+    """Of a worker that has left its device and keeps what it needs to come back."""
     DRAINING = "draining"
 
 
@@ -156,6 +158,8 @@ class Sleeper(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Seconds from the beginning of this state until it is awake, as far as that is known."""
     reason: str = ""
     """Why it could not be woken. While there is one it is not tried again, and no request waits."""
+    keeps_workers: bool = False
+    """Whether its workers go on living, with weights in the host's memory."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):

@@ -11,6 +11,7 @@ guide).
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ _NONE, _NO_OFFSET = ctypes.c_ulonglong(0), ctypes.c_size_t(0)
 
 
 class AwaitedPiece:
-    """See ``penstock.services.worker.held.memory.AwaitedMemory``. The addresses stay reserved until
+    """See ``penstock.services.worker.held.memory.AwaitedMemory`` and, once it is received,
+    ``resting_memory.LeavingPiece``. The addresses stay reserved until
     the process ends."""
 
     def __init__(
@@ -40,6 +42,7 @@ class AwaitedPiece:
         """num_bytes: as the driver hands them out; create: makes a piece of memory of so many
         bytes. The descriptor stays the caller's. Raises ``HeldMemoryError``."""
         self._driver, self._descriptor, self._num_bytes = driver, descriptor, num_bytes
+        self._create = create
         self._step = min(stand_in_bytes, num_bytes)
         self._reserved = -(-num_bytes // self._step) * self._step
         address = ctypes.c_uint64()
@@ -72,13 +75,33 @@ class AwaitedPiece:
         self.withdraw()
         handle = ctypes.c_uint64()
         self._driver.import_from(self._descriptor, handle)
+        self._behind(handle)
+        with torch.inference_mode():
+            self.memory.zero_()
+
+    def give_back(self) -> None:
+        self._driver("cuMemUnmap", ctypes.c_uint64(self._address), ctypes.c_size_t(self._num_bytes))
+
+    def take_again(self) -> int:
+        handle = self._create(self._num_bytes)
+        descriptor = self._driver.exported(handle)
+        try:
+            self._behind(handle)
+        except RuntimeError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def protect(self) -> None:
+        """It is written to all the time."""
+
+    def _behind(self, handle: ctypes.c_uint64) -> None:
+        """Have all of this memory behind the addresses. Takes the handle over."""
         try:
             self._map(self._address, self._num_bytes, handle)
         finally:
             self._driver.code("cuMemRelease", handle)
         self._driver.allow_writing(self._address, self._num_bytes)
-        with torch.inference_mode():
-            self.memory.zero_()
 
     def _places(self) -> range:
         return range(self._address, self._address + self._reserved, self._step)

@@ -43,6 +43,7 @@ from penstock.services.worker.step_logprobs import asking_chunks
 
 if TYPE_CHECKING:
     from penstock.services.worker.adapters.adapter_loader import AdapterLoader
+    from penstock.services.worker.executor import Rests
     from penstock.services.worker.rank_group import Meeting
     from penstock.services.worker.speculation.drafting import DraftCounts
 
@@ -58,6 +59,7 @@ class GpuExecutor:
     labels: list[str] = []
     adapters: list[Adapter] = []
     loader: AdapterLoader | None = None
+    rests: Rests | None = None
     described = ""
     max_in_flight = RING - 1
     shape = STEP_SHAPE
@@ -75,16 +77,14 @@ class GpuExecutor:
         self.slots = SlotTable(capacity)
         max_rows = max(capacity.max_num_batched_tokens, capacity.max_num_seqs)
         with torch.inference_mode():
-            state = BatchState(self.slots, self._device)
-            self._state = state
+            state = self._state = BatchState(self.slots, self._device)
             self.decoder = make_decoder(state, max_rows)
             widened = self.decoder.widened_room
             self.chunks = ChunkRows(max_rows, capacity.max_num_seqs, self._device, widened)
             state.finds_shared = self.decoder.shares_prefixes
-            vocab_size = self.decoder.vocab_size
-            self.sampler = GpuSampler(self.slots, state, vocab_size)
+            self.sampler = GpuSampler(self.slots, state, self.decoder.vocab_size)
             self._logprobs = GpuLogprobs(self.slots, state, self.decoder, self.sampler.space)
-            self.grammars = GrammarRows(capacity.max_num_seqs, vocab_size)
+            self.grammars = GrammarRows(capacity.max_num_seqs, self.decoder.vocab_size)
             self._masks: dict[int, torch.Tensor] = {}
             self._results = [self._host(2, capacity.max_num_seqs) for _ in range(RING)]
             self._chunk_buffers = [self.chunks.host_buffer(self._on_gpu) for _ in range(RING)]

@@ -12,14 +12,17 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.services.worker.gpu.awaited_memory import AwaitedPiece
+from penstock.services.worker.gpu.resting_memory import RestingMemory, pinned_memory
 from penstock.services.worker.held.manifest import BadManifest, HeldPiece
+from penstock.services.worker.held.memory import Piece
 
 PIECE_BYTES = 1 << 30
 _PINNED, _DEVICE, _DESCRIPTOR, _LEAST = 1, 1, 1, 0
@@ -83,6 +86,21 @@ class Driver:
             ctypes.c_int(_DESCRIPTOR),
         )  # fmt: skip
 
+    def exported(self, handle: ctypes.c_uint64) -> int:
+        """A descriptor of new memory, which no program that is started inherits; else the memory
+        is given back. Raises ``HeldMemoryError``."""
+        descriptor = ctypes.c_int(-1)
+        try:
+            self(
+                "cuMemExportToShareableHandle", ctypes.byref(descriptor), handle,
+                ctypes.c_int(_DESCRIPTOR), ctypes.c_ulonglong(0),
+            )  # fmt: skip
+        except HeldMemoryError:
+            self.code("cuMemRelease", handle)
+            raise
+        os.set_inheritable(descriptor.value, False)
+        return descriptor.value
+
     def allow(self, address: int, num_bytes: int, *, writing: bool) -> int:
         """Returns the driver's code."""
         flags = _READ_WRITE if writing else _READ
@@ -102,25 +120,40 @@ class _Mapping:
 
     def __init__(self, driver: Driver, handle: ctypes.c_uint64, num_bytes: int) -> None:
         """Takes the handle over. Raises ``HeldMemoryError``."""
-        self._driver, size = driver, ctypes.c_size_t(num_bytes)
-        address, none = ctypes.c_uint64(), ctypes.c_uint64(0)
+        self._driver, size, none = driver, ctypes.c_size_t(num_bytes), ctypes.c_uint64(0)
+        self._address, self._size = ctypes.c_uint64(), size
         try:
             driver(
-                "cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), none, none
-            )
-            try:
-                driver("cuMemMap", address, size, ctypes.c_size_t(0), handle, none)
-            except HeldMemoryError:
-                driver.code("cuMemAddressFree", address, size)
-                raise
-        finally:
-            driver.code("cuMemRelease", handle)  # what is mapped stays
-        self._address, self._size = address, size
+                "cuMemAddressReserve", ctypes.byref(self._address), size, ctypes.c_size_t(0), none,
+                none,
+            )  # fmt: skip
+        except HeldMemoryError:
+            driver.code("cuMemRelease", handle)
+            raise
+        try:
+            self.map(handle)
+        except HeldMemoryError:
+            driver.code("cuMemAddressFree", self._address, size)
+            raise
         self.__cuda_array_interface__ = {
-            "shape": (num_bytes,), "typestr": "|u1", "data": (address.value, False), "version": 3,
+            "shape": (num_bytes,), "typestr": "|u1", "data": (self._address.value, False),
+            "version": 3,
         }  # fmt: skip
-        end = weakref.finalize(self, _unmap, driver, address, size)
+        end = weakref.finalize(self, _unmap, driver, self._address, size)
         end.atexit = False  # the driver is gone by then, and the process with it
+
+    def map(self, handle: ctypes.c_uint64) -> None:
+        """Have this memory behind the addresses, which have none. Takes the handle over. Raises
+        ``HeldMemoryError``."""
+        none = ctypes.c_uint64(0)
+        try:
+            self._driver("cuMemMap", self._address, self._size, ctypes.c_size_t(0), handle, none)
+        finally:
+            self._driver.code("cuMemRelease", handle)  # what is mapped stays
+
+    def unmap(self) -> None:
+        """Keep the addresses alone. Raises ``HeldMemoryError``."""
+        self._driver("cuMemUnmap", self._address, self._size)
 
     def allow_writing(self) -> None:
         """Raises ``HeldMemoryError``."""
@@ -141,12 +174,17 @@ def _unmap(driver: Driver, address: ctypes.c_uint64, size: ctypes.c_size_t) -> N
 
 
 class DevicePiece:
-    """See ``penstock.services.worker.held.memory.Piece``."""
+    """See ``penstock.services.worker.held.memory.Piece`` and ``resting_memory.LeavingPiece``."""
 
     def __init__(
-        self, descriptor: int, mapping: _Mapping, tensor_of: Callable[[object], Tensor]
+        self,
+        descriptor: int,
+        mapping: _Mapping,
+        tensor_of: Callable[[object], Tensor],
+        new: Callable[[], tuple[ctypes.c_uint64, int]],
     ) -> None:
-        self.descriptor, self._mapping = descriptor, mapping
+        """new: as much memory again, as its handle and a descriptor."""
+        self.descriptor, self._mapping, self._new = descriptor, mapping, new
         self.memory = tensor_of(mapping)
 
     def write(self, offset: int, tensor: Tensor) -> None:
@@ -157,6 +195,22 @@ class DevicePiece:
         checksum = self.checksum()  # which waits for the copies, too
         self._mapping.allow_reading()
         return checksum
+
+    def give_back(self) -> None:
+        self._mapping.unmap()
+
+    def take_again(self) -> int:
+        handle, descriptor = self._new()
+        try:
+            self._mapping.map(handle)
+            self._mapping.allow_writing()
+        except HeldMemoryError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def protect(self) -> None:
+        self._mapping.allow_reading()
 
     def checksum(self) -> int:
         """The sum of all numbers of 64 bits, modulo 2^64: one reading of the memory."""
@@ -199,24 +253,14 @@ class DeviceMemory:
         """See ``HeldMemory``; num_bytes are filled up with zeros to what the driver hands out."""
         self._free()
         size = self._whole(num_bytes)
-        handle = self._create(size)
-        descriptor = ctypes.c_int(-1)
-        try:
-            self._driver(
-                "cuMemExportToShareableHandle", ctypes.byref(descriptor), handle,
-                ctypes.c_int(_DESCRIPTOR), ctypes.c_ulonglong(0),
-            )  # fmt: skip
-        except HeldMemoryError:
-            self._driver.code("cuMemRelease", handle)
-            raise
-        os.set_inheritable(descriptor.value, False)
+        handle, descriptor = self._new(size)
         try:
             mapping = _Mapping(self._driver, handle, size)
             mapping.allow_writing()
         except HeldMemoryError:
-            os.close(descriptor.value)
+            os.close(descriptor)
             raise
-        piece = DevicePiece(descriptor.value, mapping, self._tensor_of)
+        piece = self._piece(descriptor, mapping, size)
         piece.memory.zero_()
         return piece
 
@@ -224,9 +268,10 @@ class DeviceMemory:
         """See ``HeldMemory``."""
         handle = ctypes.c_uint64()
         self._driver.import_from(descriptor, handle)
-        mapping = _Mapping(self._driver, handle, self._whole(piece.num_bytes))
+        size = self._whole(piece.num_bytes)
+        mapping = _Mapping(self._driver, handle, size)
         mapping.allow_reading()
-        found = DevicePiece(descriptor, mapping, self._tensor_of)
+        found = self._piece(descriptor, mapping, size)
         if found.checksum() != piece.checksum:
             raise BadManifest("the memory was changed since the weights were made")
         return found
@@ -235,6 +280,20 @@ class DeviceMemory:
         """See ``HeldMemory``."""
         size = self._whole(num_bytes)
         return AwaitedPiece(self._driver, descriptor, size, self._create, self._tensor_of)
+
+    def resting(self, pieces: Sequence[Piece], kv: object) -> RestingMemory:
+        """See ``HeldMemory``."""
+        own = [piece for piece in pieces if isinstance(piece, DevicePiece)]
+        kv_memory = kv if isinstance(kv, DevicePiece | AwaitedPiece) else None
+        return RestingMemory(own, kv_memory, partial(pinned_memory, self._driver), self._free)
+
+    def _piece(self, descriptor: int, mapping: _Mapping, size: int) -> DevicePiece:
+        return DevicePiece(descriptor, mapping, self._tensor_of, partial(self._new, size))
+
+    def _new(self, size: int) -> tuple[ctypes.c_uint64, int]:
+        """New memory: its handle and a descriptor."""
+        handle = self._create(size)
+        return handle, self._driver.exported(handle)
 
     def _create(self, size: int) -> ctypes.c_uint64:
         """A handle of new memory, of a size that the driver hands out."""

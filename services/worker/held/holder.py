@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -98,6 +99,11 @@ class HolderConnection:
             self._socket.settimeout(None)
             while self._socket.recv(1):
                 pass
+
+    def end(self) -> None:
+        """Let another thread's ``wait_for_end`` return."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _readable(self) -> bool:
         looked = select.poll()

@@ -24,7 +24,14 @@ from penstock.services.worker.held.description import (
 from penstock.services.worker.held.digest import weights_digest
 from penstock.services.worker.held.holder import GivenWeights, HolderConnection, NoHolder
 from penstock.services.worker.held.manifest import BadManifest, HeldKV, Manifest, decode_manifest
-from penstock.services.worker.held.memory import AwaitedMemory, HeldMemory, move, view
+from penstock.services.worker.held.memory import (
+    AwaitedMemory,
+    HeldMemory,
+    Piece,
+    RestingMemory,
+    move,
+    view,
+)
 from penstock.services.worker.load_report import LoadReport
 from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.models.decoder import Decoder
@@ -75,6 +82,14 @@ class Holding:
         self._connection: HolderConnection | None = None
         """While the weights are this worker's to load."""
         self._content: _Content | None = None
+        """What is offered; ``None`` also while it is away."""
+        self._away: _Content | None = None
+        self._resting: RestingMemory | None = None
+        self._offering = threading.Lock()
+        self._present = threading.Event()
+        """There is something to offer."""
+        self._stayed: HolderConnection | None = None
+        """To the holder that has the weights."""
 
     # --- at the start
 
@@ -128,7 +143,7 @@ class Holding:
         kv = None
         if held_kv is not None and held_kv.engine == self._engine:
             kv = self._memory.awaited(given.descriptors[-1], held_kv.num_bytes)
-        self._content = _Content(given.manifest, manifest.num_bytes, given.descriptors)
+        self._own(_Content(given.manifest, manifest.num_bytes, given.descriptors), pieces, kv)
         report = LoadReport(manifest.num_bytes, time.perf_counter() - began, mapped=True)
         compression, account = manifest.model.compression, manifest.account
         return FoundWeights(restored, compression, account, manifest.num_bytes, report, kv)
@@ -173,9 +188,16 @@ class Holding:
         manifest = Manifest(described, placed, held, account, held_kv)
         descriptors = [piece.descriptor for piece in pieces]
         descriptors += [] if kv is None else [kv.descriptor]
-        self._content = _Content(manifest.encode(), manifest.num_bytes, descriptors)
+        self._own(_Content(manifest.encode(), manifest.num_bytes, descriptors), pieces, kv)
         self._begin()
         return KeptWeights(manifest.num_bytes, None if kv is None else kv.memory)
+
+    def _own(
+        self, content: _Content, pieces: Sequence[Piece], kv: Piece | AwaitedMemory | None
+    ) -> None:
+        self._content = content
+        self._resting = self._memory.resting(pieces, kv)
+        self._present.set()
 
     def _begin(self) -> None:
         """Offer the weights for the first time."""
@@ -194,16 +216,48 @@ class Holding:
 
     def _offer(self, connection: HolderConnection) -> str:
         """Returns why they are not held. Raises ``NoHolder``."""
-        content = self._content
-        if content is None:
-            return "there are none"
-        return connection.offer(self.key, content.manifest, content.num_bytes, content.descriptors)
+        with self._offering:
+            content = self._content
+            if content is None:
+                return "there are none"
+            return connection.offer(
+                self.key, content.manifest, content.num_bytes, content.descriptors
+            )
 
     def close(self) -> None:
         """Nobody waits any more for what this worker was to load."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    # --- while the model sleeps
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether its memory is that of a device, in pieces that can be given back."""
+        return self._resting is not None
+
+    def leave(self) -> None:
+        """Take weights and KV memory off the device, on which nothing may be computing; nothing is
+        offered meanwhile. Raises ``OSError`` and ``RuntimeError``."""
+        if self._resting is None or self._content is None:
+            raise RuntimeError("the weights are in no memory that can be given back")
+        with self._offering:
+            content, self._content = self._content, None
+            self._present.clear()
+        self._resting.leave()
+        close_all(content.descriptors)
+        self._away = content
+        if self._stayed is not None:
+            self._stayed.end()
+
+    def come_back(self) -> None:
+        """Have them on the device again, KV memory as zeros. Raises ``RuntimeError``."""
+        if self._resting is None or self._away is None:
+            raise RuntimeError("the weights have not left")
+        self._content = self._away._replace(descriptors=self._resting.come_back())
+        self._away = None
+        self._present.set()
 
     # --- while it works
 
@@ -218,7 +272,9 @@ class Holding:
     def _watch(self, connection: HolderConnection | None) -> None:
         while True:
             if connection is not None:
+                self._stayed = connection
                 connection.wait_for_end()
+                self._stayed = None
                 connection.close()
             connection = self._offered_again()
 
@@ -226,6 +282,7 @@ class Holding:
         """A connection to a holder that has the weights."""
         said = ""
         while True:
+            self._present.wait()
             try:
                 connection = HolderConnection(self._path)
                 refused = self._offer(connection)

@@ -39,6 +39,17 @@ class Piece(Protocol):
         ``HeldPiece.checksum``."""
 
 
+class RestingMemory(Protocol):
+    """Memory that leaves its device and comes back to the same addresses."""
+
+    def leave(self) -> None:
+        """Give it back, but for the addresses. Raises ``OSError`` and ``RuntimeError``."""
+
+    def come_back(self) -> list[int]:
+        """Returns descriptors of the memory that it has from then on, KV memory's last. Raises
+        ``RuntimeError``."""
+
+
 class AwaitedMemory(Protocol):
     """Memory at known addresses, which may still be another process's."""
 
@@ -71,6 +82,11 @@ class HeldMemory(Protocol):
     def awaited(self, descriptor: int, num_bytes: int) -> AwaitedMemory:
         """Addresses for memory that another process has made, and may be writing to. Raises as
         ``open`` does."""
+
+    def resting(
+        self, pieces: Sequence[Piece], kv: Piece | AwaitedMemory | None
+    ) -> RestingMemory | None:
+        """What takes these off the device and back; ``None``: they are the host's anyway."""
 
 
 class HostPiece:
@@ -119,6 +135,9 @@ class HostMemory:
 
     def awaited(self, descriptor: int, num_bytes: int) -> AwaitedMemory:
         raise BadManifest("KV memory of the host is not held")
+
+    def resting(self, pieces: Sequence[Piece], kv: Piece | AwaitedMemory | None) -> None:
+        return None
 
 
 def place_tensors(

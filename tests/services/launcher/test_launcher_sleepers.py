@@ -37,7 +37,7 @@ from penstock.services.launcher.children import ModelChildren, ServerChildren
 from penstock.services.launcher.model_set import ModelSet
 from penstock.services.launcher.processes import Child
 from penstock.services.launcher.residency import IDLE_SECONDS
-from penstock.services.launcher.sleepers import MAX_FAILED_STARTS, RETRY_SECONDS
+from penstock.services.launcher.sleepers import MAX_FAILED_STARTS, REST_SECONDS, RETRY_SECONDS
 
 DRAIN, STARTUP = 30.0, 100.0
 NAMES = ("a", "b", "c")
@@ -375,3 +375,57 @@ def test_a_process_that_ends_while_it_is_held_is_started_when_it_is_wanted(folde
     assert worker.alive
     assert not worker.held
     assert released == [scheduler]
+
+
+def test_a_worker_that_keeps_its_weights_stays_and_comes_back(folder: Path) -> None:
+    world = World(folder, sleep_level=1)
+    worker, scheduler = world.engines["a"]
+    world.ask(SLEEP_MODEL, "a")
+    assert scheduler.sent == [signal.SIGTERM]
+    assert world.sleepers["a"].keeps_workers
+    world.died(scheduler)
+    world.tick(1.0)
+    assert world.states()["a"] == "falling asleep", "its weights are on the device"
+    world.joined(worker, "a", Phase.ASLEEP)
+    world.tick()
+    assert (world.states()["a"], worker.sent) == ("asleep", [])
+    world.wants("a")
+    world.tick()
+    assert world.states()["a"] == "waking"
+    assert world.processes == [scheduler], "the worker need not be started"
+    world.woken("a")
+    assert world.states()["a"] == "ready"
+
+
+def test_a_worker_that_does_not_leave_its_device_is_killed(folder: Path) -> None:
+    world = World(folder, sleep_level=1)
+    worker, scheduler = world.engines["a"]
+    world.ask(SLEEP_MODEL, "a")
+    world.died(scheduler)
+    world.tick(DRAIN + REST_SECONDS)
+    assert not worker.killed
+    world.tick(1.0)
+    world.tick()
+    assert worker.killed
+    assert world.died(worker)
+    world.tick()
+    assert world.states()["a"] == "asleep"
+
+
+def test_a_worker_that_ends_while_its_model_sleeps_is_started_when_that_wakes(
+    folder: Path,
+) -> None:
+    world = World(folder, sleep_level=1, prepare_engines=True)
+    for child in world.engines["a"]:
+        child.release = lambda: None
+    worker, scheduler = world.engines["a"]
+    world.ask(SLEEP_MODEL, "a")
+    world.died(scheduler)
+    world.joined(worker, "a", Phase.ASLEEP)
+    world.tick()
+    world.tick()
+    assert scheduler.held and not worker.held, "what has ended is prepared"
+    assert world.died(worker), "nobody wants it now"
+    world.wants("a")
+    world.tick()
+    assert worker in world.processes

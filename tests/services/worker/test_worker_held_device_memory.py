@@ -93,8 +93,8 @@ class PretendedDriver:
     def _cumemrelease(self, handle: Any) -> None:
         os.close(self.handles.pop(handle.value))
 
-    def _cumemunmap(self, address: Any, size: Any) -> None:
-        del self.mapped[address.value]
+    def _cumemunmap(self, address: Any, size: Any) -> int:
+        return 0 if self.mapped.pop(address.value, None) is not None else 1
 
     def tensor(self, mapping: Any) -> Tensor:
         told = mapping.__cuda_array_interface__

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,15 @@ from penstock.kernels.gpu.device_facts import multiprocessors
 from penstock.kernels.gpu.few_rows_linear import NARROW
 from penstock.kernels.rotary import RopeParameters, cos_sin_table
 from penstock.kernels.sampling import bad_words
-from penstock.protocol.config import CacheConfig, Config, ConfigError, ModelConfig, SchedulerConfig
+from penstock.protocol.config import (
+    CacheConfig,
+    Config,
+    ConfigError,
+    LoadingConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from penstock.protocol.config.process_fields import LaunchConfig
 from penstock.protocol.model_info import ModelInfo, read_model_info
 from penstock.services.worker import model_executor, plain_memory, plan
 from penstock.services.worker.gpu import batch_state, compressed_layers, static_memory
@@ -329,6 +338,35 @@ def test_a_model_that_leaves_nothing_for_kv_memory_is_refused_with_the_numbers()
         with_kv(MemoryAccount("x", 40_000, 35_000, "l", account.parts, 1000), config, INFO, [])
     with pytest.raises(ConfigError, match="holds no block of 16 tokens"):
         with_kv(account, config, INFO, [])
+
+
+@pytest.mark.parametrize(
+    ("launch", "hold", "told"),
+    [
+        ({}, True, ""),
+        ({"prepare_engines": True}, False, ""),
+        ({"prepare_engines": True}, True, "prepared 2.25 GiB a worker for this one's end"),
+        (
+            {"prepare_engines": True, "sleep_level": 1},
+            True,
+            "asleep 2.25 GiB each other model",
+        ),
+    ],
+    ids=str,
+)
+def test_what_stands_beside_a_worker_is_told_below_what_may_be_used(
+    launch: dict[str, Any], hold: bool, told: str
+) -> None:
+    config = Config(launch=LaunchConfig(**launch), loading=LoadingConfig(hold_weights=hold))
+    parts = [MemoryPart("weights", 20 * GIB), MemoryPart("step", 3 * GIB // 2)]
+    account = cuda_account(config, "a GPU", 80 * GIB, parts, GIB, 1000)
+    below = " ".join(table(account)[-1].split())
+    assert below.startswith(told or "usable")
+    if told:
+        assert "in the 8.0 GiB that are not usable" in below and "too few" not in below
+        full = msgspec.structs.replace(config, cache=CacheConfig(gpu_memory_utilization=0.99))
+        assert "too few" in table(cuda_account(full, "a GPU", 80 * GIB, parts, GIB, 1000))[-1]
+        assert account.counted == 20 * GIB + 3 * GIB // 2 + GIB, "not the worker's own"
 
 
 def test_what_others_hold_is_not_counted_as_the_models() -> None:

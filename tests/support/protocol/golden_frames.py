@@ -86,8 +86,8 @@ _CAPACITY_ROW: list[Any] = [
 ]  # fmt: skip
 _DEMAND = m.Demand(70, 6, 70000, 900, 64, "me", 2)
 _DEMAND_ROW: list[Any] = [70, 6, 70000, 900, 64, "me", 2]
-_SLEEPER = m.Sleeper("tiny", ["t"], "asleep", _CAPACITY, 2.5, "none")
-_SLEEPER_ROW: list[Any] = ["tiny", ["t"], "asleep", _CAPACITY_ROW, 2.5, "none"]
+_SLEEPER = m.Sleeper("tiny", ["t"], "asleep", _CAPACITY, 2.5, "none", True)
+_SLEEPER_ROW: list[Any] = ["tiny", ["t"], "asleep", _CAPACITY_ROW, 2.5, "none", True]
 _IDENTITY = m.Identity(
     4242, "host-a", "0", 1, "qwen", ["qwen", "me"], "127.0.0.1:8000", "c0de", "h:1", "decode"
 )
@@ -403,7 +403,7 @@ NESTED: dict[str, tuple[Any, list[Any]]] = {
 }  # fmt: skip
 """Structs that travel encoded inside a message's bytes field."""
 
-SCHEMA_HASH = "8b8f0b0b4f230576"
+SCHEMA_HASH = "6cb7b9e2641ba0d5"
 """The schema hash of this protocol version."""
 
 GOLDEN: dict[str, str] = {
@@ -417,9 +417,9 @@ GOLDEN: dict[str, str] = {
         "402400000000000005dc0010cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e646f77"
         "cd0200a577686f6c650391a5656d626564c291a26e6f9193a373716ca461623132149102c3c4016d029197"
         "4606ce00011170cd038440a26d650291a26d659403cd012cc40868656c6468656c64c408676f6e65676f6e"
-        "6591a3796f759196a474696e7991a174a661736c656570dc0010cd03e81040cd0800cd1000cd7d00059292"
+        "6591a3796f759197a474696e7991a174a661736c656570dc0010cd03e81040cd0800cd1000cd7d00059292"
         "a466756c6c0092a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e6f9193a373716ca4"
-        "61623132149102c3cb4004000000000000a46e6f6e65"
+        "61623132149102c3cb4004000000000000a46e6f6e65c3"
     ),
     "BeatAnswer": "9404cf7fffffffffffffff91974606ce00011170cd038440a26d6502cd012c",
     "WhoAreYou": "920505",
@@ -431,9 +431,9 @@ GOLDEN: dict[str, str] = {
         "a13001a47177656e92a47177656ea26d65ae3132372e302e302e313a38303030a463306465a3683a31a664"
         "65636f6465a57265616479a0dc0010cd03e81040cd0800cd1000cd7d00059292a466756c6c0092a677696e"
         "646f77cd0200a577686f6c650391a5656d626564c291a26e6f9193a373716ca461623132149102c303920b"
-        "0c0291ccc891a26d6591a3796f759196a474696e7991a174a661736c656570dc0010cd03e81040cd0800cd"
+        "0c0291ccc891a26d6591a3796f759197a474696e7991a174a661736c656570dc0010cd03e81040cd0800cd"
         "1000cd7d00059292a466756c6c0092a677696e646f77cd0200a577686f6c650391a5656d626564c291a26e"
-        "6f9193a373716ca461623132149102c3cb4004000000000000a46e6f6e65"
+        "6f9193a373716ca461623132149102c3cb4004000000000000a46e6f6e65c3"
     ),
     "MetricsQuery": "920aa86970633a2f2f2f66",
     "MetricsAnswer": (

@@ -18,6 +18,7 @@ from penstock.kernels.gpu.fp8_linear import BLOCK
 from penstock.kernels.gpu.many_rows_codes import TileShape, tile_step
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
 from penstock.kernels.gpu.word_weight import WordWeight
+from penstock.kernels.kernel_table import chosen
 
 FEW_ROWS = 16
 """Up to so many rows programs multiply all rows with some rows of W ..."""
@@ -99,12 +100,20 @@ def few_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> Shape 
     ``None``: its width cannot be shared by warps, or has too many steps for them."""
     outputs, inputs = weight.shape
     most = 8 if rows <= 8 else 16
-    found = FEW.get(Layer(weight.kind, outputs, inputs, most)) or _reckoned(weight, most)
+    found = _few_here(weight, most)
+    found = found or FEW.get(Layer(weight.kind, outputs, inputs, most)) or _reckoned(weight, most)
     if found is None:
         return None
     if found.splits > 1 and not divided:
         found = found._replace(splits=1)
     return None if outputs % (16 * found.blocks) else found
+
+
+def _few_here(weight: WordWeight, most: int) -> Shape | None:
+    """What was measured on this device (``kernel_table``)."""
+    here = chosen(f"few_{weight.kind}", *weight.shape, most)
+    shape = None if here is None else Shape(*here)
+    return shape if shape is None or few_takes(weight, shape.warps * shape.splits) else None
 
 
 def _reckoned(weight: WordWeight, most: int) -> Shape | None:
@@ -135,7 +144,7 @@ def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileS
     """For more rows; divided: as in ``few_shape``. ``None``: its width is not whole tiles."""
     outputs, inputs = weight.shape
     most = next((each for each in (16, 32, 64) if rows <= each), 128)
-    found = TILED.get(Layer(weight.kind, outputs, inputs, most))
+    found = _tile_here(weight, most) or TILED.get(Layer(weight.kind, outputs, inputs, most))
     if found is None:
         few_programs = outputs // 128 * -(-rows // most) < multiprocessors()
         columns = 64 if few_programs else 128
@@ -146,6 +155,16 @@ def tile_shape(weight: WordWeight, rows: int, *, divided: bool = False) -> TileS
     if found.splits > 1 and not divided:
         found = found._replace(splits=1)
     return _that_fits(weight, found) if many_takes(weight, found) else None
+
+
+def _tile_here(weight: WordWeight, most: int) -> TileShape | None:
+    """As ``_few_here``."""
+    here = chosen(f"tiled_{weight.kind}", *weight.shape, most)
+    if here is None:
+        return None
+    rows, columns, warps, stages, splits = here
+    shape = TileShape(rows, columns, warps, stages, splits)
+    return shape if many_takes(weight, shape) else None
 
 
 def _that_fits(weight: WordWeight, shape: TileShape) -> TileShape:

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from penstock.kernels.gpu.device_functions import rms_scale, silu_and_mul
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
+from penstock.kernels.kernel_table import chosen
 
 
 class Shape(NamedTuple):
@@ -230,9 +231,21 @@ def fits(width: int, columns: int) -> bool:
     return width % 128 == 0 and columns % 16 == 0
 
 
+def takes(shape: Shape, columns: int, width: int, gated: bool) -> bool:
+    """Whether a product of this size can be cut so."""
+    whole = width % (32 * shape.warps) == 0 and columns % ((8 if gated else 16) * shape.blocks) == 0
+    if not whole or (gated and shape.blocks % 2):
+        return False
+    return max(shape.depth, shape.x_depth) <= width // (32 * shape.warps)
+
+
 def shape_for(columns: int, width: int, rows: int, gated: bool) -> Shape:
-    """The shape that was measured, else one that any product can be computed with."""
+    """The shape that was measured, here (``kernel_table``) or ahead, else one that any product can
+    be computed with."""
     groups = -(-rows // 8)
+    here = chosen("gated_few_rows" if gated else "few_rows", columns, width, 8 * groups)
+    if here is not None and takes(Shape(*here), columns, width, gated):
+        return Shape(*here)
     found = (GATED_SHAPES if gated else SHAPES).get((columns, width, groups))
     if found is not None:
         return found

@@ -28,6 +28,7 @@ from penstock.kernels.gpu.many_rows_codes import (
 )
 from penstock.kernels.gpu.many_rows_codes import takes as many_takes
 from penstock.kernels.gpu.word_weight import WordKind, WordWeight, codes_of
+from penstock.loadtest.kernel_benches.code_candidates import FEW_SHAPES, MANY_SHAPES
 from penstock.services.worker.gpu.kernel_choice import not_hopper
 
 SHAPES = {
@@ -44,41 +45,6 @@ _MOST_STEPS = 24
 """Of a kernel without a loop: more take long to compile."""
 _COLD_BYTES = 160 << 20
 """Copies of a weight are so many bytes together: more than any L2 cache has."""
-FEW_SHAPES: dict[str, list[Shape]] = {
-    "int4": [
-        Shape(1, 4, 8, 2), Shape(1, 8, 4, 2), Shape(1, 8, 4, 1), Shape(2, 4, 4, 1),
-        Shape(2, 8, 4, 1), Shape(4, 8, 2, 1), Shape(1, 16, 2, 1), Shape(1, 2, 16, 2),
-        Shape(1, 4, 8, 2, 2), Shape(1, 4, 8, 2, 3), Shape(1, 8, 4, 2, 3),
-    ],
-    "codes of 8 bits": [
-        Shape(1, 8, 8, 2), Shape(1, 8, 4, 2), Shape(2, 8, 4, 2), Shape(2, 4, 8, 2),
-        Shape(2, 8, 8, 1), Shape(4, 8, 4, 1), Shape(1, 16, 4, 2), Shape(1, 8, 8, 2, 2),
-        Shape(1, 8, 8, 2, 3), Shape(1, 4, 8, 2, 3),
-    ],
-}  # fmt: skip
-MANY_SHAPES = {
-    16: [
-        TileShape(16, 64, 4, 4), TileShape(16, 128, 4, 4), TileShape(16, 64, 4, 5, 4),
-        TileShape(16, 128, 8, 4, 2),
-    ],
-    64: [
-        TileShape(64, 64, 4, 4), TileShape(64, 128, 4, 3), TileShape(64, 128, 8, 4),
-        TileShape(64, 64, 4, 4, 2), TileShape(64, 64, 4, 4, 4), TileShape(64, 128, 8, 3, 4),
-        TileShape(64, 128, 4, 3, 1, True),
-    ],
-    256: [
-        TileShape(128, 128, 8, 3), TileShape(64, 128, 4, 3), TileShape(128, 64, 4, 3),
-        TileShape(256, 64, 4, 3), TileShape(256, 128, 8, 3), TileShape(128, 64, 4, 3, 2),
-        TileShape(256, 128, 8, 3, 4), TileShape(128, 128, 8, 3, 1, True),
-        TileShape(256, 128, 8, 3, 1, True), TileShape(256, 64, 4, 3, 1, True),
-        TileShape(256, 128, 8, 3, 4, True),
-    ],
-    2048: [
-        TileShape(128, 128, 8, 3), TileShape(128, 64, 4, 3), TileShape(256, 128, 8, 3),
-        TileShape(256, 128, 8, 3, 1, True),
-    ],
-}  # fmt: skip
-
 BLOCK_SHAPES = [
     ((64, 64), 4, 4), ((64, 128), 4, 4), ((64, 128), 8, 4), ((128, 128), 8, 3), ((128, 128), 4, 3),
     ((128, 256), 8, 3),

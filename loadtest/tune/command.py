@@ -35,6 +35,8 @@ FAILED, INTERRUPTED = 1, 130
 FILE = "penstock-tuned.toml"
 SECONDS = 180
 TUNED = ("max_num_seqs", "max_num_batched_tokens", "frontends", "tokenizers")
+FIXED = (*TUNED, "kernel_table")
+"""Settings that are not tuned where they are given."""
 MEASURED_GROUPS = ("model", "cache", "scheduler", "speculation", "device", "loading")
 MEASURED = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
@@ -182,7 +184,7 @@ def _task(
         given=Given(
             scheduler.max_num_seqs,
             scheduler.max_num_batched_tokens,
-            frozenset(name for name in TUNED if _is_given(sources, name)),
+            frozenset(name for name in FIXED if _is_given(sources, name)),
         ),
         device=config.device.device,
         cores=machine.cores,

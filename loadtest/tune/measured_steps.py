@@ -19,10 +19,11 @@ import msgspec
 
 from penstock.loadtest.offline.offline_engine import Engine, engine_of
 from penstock.loadtest.offline.step_timer import StepTimer, prompts_of
-from penstock.loadtest.tune.step_points import StepPoint
+from penstock.loadtest.tune.step_points import KernelsMeasured, MeasuredChoice, StepPoint
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.flags import build_parser
 from penstock.services.library.server_process import GROUPS
+from penstock.services.worker.cuda_driver import read_device
 from penstock.services.worker.executor import Executor
 from penstock.services.worker.loading import load_executor
 
@@ -38,6 +39,8 @@ class Started(msgspec.Struct, frozen=True):
 
     executor: str
     context: int
+    device: str = ""
+    """Name of the GPU."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,9 +48,15 @@ def main(arguments: Sequence[str]) -> int:
     engine = engine_of(parsed)
     executor = load_executor(_with_room(engine, parsed), lambda text: None)
     context = min(parsed.context, executor.capacity.max_model_len - WARM_UP - LEAST_STEPS - 1)
-    _tell(Started(executor.summary or executor.device, context))
+    device = read_device() if engine.config.device.device == "cuda" else None
+    _tell(Started(executor.summary or executor.device, context, device.name if device else ""))
     for point in _points(executor, parsed, context):
         _tell(point)
+    if parsed.kernels_s and device is not None:
+        from penstock.loadtest.tune.kernel_meter import measure_kernels
+
+        for found in measure_kernels(executor, parsed.kernels_s):
+            _tell(found)
     return 0
 
 
@@ -58,10 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--most-ms", type=float, required=True)
     parser.add_argument("--limit-s", type=float, required=True)
+    parser.add_argument("--kernels-s", type=float, default=0.0, help="for choices of kernels")
     return parser
 
 
-def _tell(line: Started | StepPoint) -> None:
+def _tell(line: Started | StepPoint | MeasuredChoice | KernelsMeasured) -> None:
     sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     sys.stdout.flush()
 

@@ -21,6 +21,34 @@ class StepPoint(msgspec.Struct, frozen=True):
     """Why."""
 
 
+class MeasuredChoice(msgspec.Struct, frozen=True, tag=True):
+    """A choice between kernels that was faster than the standing one. Microseconds."""
+
+    line: str
+    """Of ``kernel_table``."""
+    what: str
+    """What was timed."""
+    us: float
+    standing_us: float
+
+    def __str__(self) -> str:
+        gain = 1.0 - self.us / self.standing_us
+        return (
+            f"{self.line}: {self.what} took {self.us:g} µs, {self.standing_us:g} as it stood "
+            f"({gain:.0%} less)"
+        )
+
+
+class KernelsMeasured(msgspec.Struct, frozen=True, tag=True):
+    """How many choices were measured."""
+
+    trials: int
+    left: int
+    """For which there was no time."""
+    note: str = ""
+    """Why not all were."""
+
+
 class Steps(msgspec.Struct, frozen=True):
     """What was measured of an executor."""
 
@@ -29,6 +57,11 @@ class Steps(msgspec.Struct, frozen=True):
     context: int
     """Positions before each row's token."""
     points: list[StepPoint]
+    device: str = ""
+    """Name of the GPU, if it is one."""
+    kernels: list[MeasuredChoice] = []
+    """Choices of kernels that were faster than the standing ones."""
+    kernels_measured: KernelsMeasured | None = None
 
     @property
     def decode(self) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ import msgspec
 from penstock.loadtest.tune.estimate import Given
 from penstock.loadtest.tune.measured_steps import Started
 from penstock.loadtest.tune.objective import Objective, Workload
-from penstock.loadtest.tune.step_points import StepPoint, Steps
+from penstock.loadtest.tune.step_points import KernelsMeasured, MeasuredChoice, StepPoint, Steps
 from penstock.loadtest.tune.time_limit import OutOfTime, TimeLimit
 from penstock.loadtest.tune.written import written
 
@@ -24,6 +24,9 @@ CHUNKS = {"cpu": (128, 2048), "null": (256, 8192), "cuda": (512, 16_384)}
 """The most rows, and the fewest and the most tokens of prompts that are tried."""
 WHOLE_SHARE, MEASURE_SHARE = 0.45, 0.25
 """Of all time: for the process, and for what it measures once the model is loaded."""
+KERNEL_SHARE = 0.2
+"""Beside them, for choices of kernels."""
+Line = StepPoint | MeasuredChoice | KernelsMeasured
 
 
 class StepsFailed(RuntimeError):
@@ -68,8 +71,11 @@ def measure_steps(
     workload: Workload,
     limit: TimeLimit,
     folder: Path,
+    *,
+    kernels: bool = False,
 ) -> Steps:
-    """Steps of the device. standing: settings by name.
+    """Steps of the device. standing: settings by name; kernels: whether to measure choices of
+    kernels, too, where there are any.
 
     Where there is no room for the largest ones, those are left out. Raises ``StepsFailed`` and
     ``OutOfTime``.
@@ -87,6 +93,9 @@ def measure_steps(
     flags += ["--most-ms", f"{objective.tpot or 1e9:g}"]
     flags += ["--limit-s", f"{MEASURE_SHARE * limit.seconds:g}"]
     seconds = WHOLE_SHARE * limit.seconds
+    if kernels:
+        flags += ["--kernels-s", f"{KERNEL_SHARE * limit.seconds:g}"]
+        seconds += KERNEL_SHARE * limit.seconds
     limit.now("steps: loading the model")
     try:
         return _run([*flags, *wanted.flags], seconds, limit)
@@ -112,7 +121,7 @@ def _run(flags: Sequence[str], seconds: float, limit: TimeLimit) -> Steps:
         timer = threading.Timer(min(seconds, limit.left), end)
         timer.start()
         try:
-            started, points = _read(process.stdout, limit.now)
+            started, lines = _read(process.stdout, limit.now)
             process.wait()
         finally:
             timer.cancel()
@@ -120,8 +129,11 @@ def _run(flags: Sequence[str], seconds: float, limit: TimeLimit) -> Steps:
             process.wait()
         said.seek(0)
         last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
+    points = [line for line in lines if isinstance(line, StepPoint)]
     if started is not None and any(point.ms is not None for point in points):
-        return Steps(started.executor, started.context, points)
+        kernels = [line for line in lines if isinstance(line, MeasuredChoice)]
+        ended = next((line for line in lines if isinstance(line, KernelsMeasured)), None)
+        return Steps(started.executor, started.context, points, started.device, kernels, ended)
     if late.is_set():
         raise OutOfTime(
             f"--seconds {limit.seconds:g} is too short: no step was measured within {seconds:.0f} "
@@ -133,22 +145,34 @@ def _run(flags: Sequence[str], seconds: float, limit: TimeLimit) -> Steps:
 
 def _read(
     stream: Iterable[str] | None, now: Callable[[str], None]
-) -> tuple[Started | None, list[StepPoint]]:
+) -> tuple[Started | None, list[Line]]:
     """What it tells, up to the end of its output. Lines that libraries print there, and one that
     its end cut, are left out."""
     started: Started | None = None
-    points: list[StepPoint] = []
+    found: list[Line] = []
     for line in stream or ():
         try:
             if started is None:
                 started = msgspec.json.decode(line, type=Started)
                 now("steps: one row")
                 continue
-            point = msgspec.json.decode(line, type=StepPoint)
+            point = _decoded(line)
         except msgspec.DecodeError:
             continue
-        points.append(point)
+        found.append(point)
+        if not isinstance(point, StepPoint):
+            if isinstance(point, MeasuredChoice):
+                now(f"kernels: {point}")
+            continue
         beside = f", {point.prefill} tokens of prompts" if point.prefill else ""
         took = f"{point.ms:.3g} ms" if point.ms is not None else point.note
         now(f"steps: {point.rows} rows{beside}: {took}")
-    return started, points
+    return started, found
+
+
+def _decoded(line: str) -> Line:
+    """Raises ``msgspec.DecodeError``."""
+    try:
+        return msgspec.json.decode(line, type=MeasuredChoice | KernelsMeasured)
+    except msgspec.ValidationError:
+        return msgspec.json.decode(line, type=StepPoint)

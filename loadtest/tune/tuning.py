@@ -74,12 +74,12 @@ class Tuning:
     def run(self) -> Found:
         """Raises ``Impossible``, ``OutOfTime``, ``StepsFailed``, ``LoadFailed`` and
         ``ServerFailed``."""
-        sizes = self._sizes()
-        settings: dict[str, Any] = {
-            "max_num_seqs": sizes.max_num_seqs,
-            "max_num_batched_tokens": sizes.max_num_batched_tokens,
-        }
-        reasons = {"max_num_seqs": sizes.why_seqs, "max_num_batched_tokens": sizes.why_tokens}
+        settings: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
+        sizes = self._sizes(settings, reasons)
+        settings["max_num_seqs"] = sizes.max_num_seqs
+        settings["max_num_batched_tokens"] = sizes.max_num_batched_tokens
+        reasons |= {"max_num_seqs": sizes.why_seqs, "max_num_batched_tokens": sizes.why_tokens}
         if self._task.measured_stages > 1:
             self._divide(settings, reasons)
         with self._trials.server(settings) as trial:
@@ -110,7 +110,8 @@ class Tuning:
             self._limit.need(3 * self._load_seconds(), "a load")
         return search
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self, settings: dict[str, Any], reasons: dict[str, str]) -> Sizes:
+        """Takes up choices of kernels, too."""
         task = self._task
         if task.ranks > 1:
             why = f"steps of {task.ranks} devices together are not measured, the load is"
@@ -123,9 +124,29 @@ class Tuning:
             task.workload,
             self._limit,
             self._folder,
+            kernels=task.device == "cuda" and "kernel_table" not in task.given.fixed,
         )
         self._say_steps(steps)
+        self._kernels(steps, settings, reasons)
         return estimate(steps, task.objective, task.workload, task.given)
+
+    def _kernels(self, steps: Steps, settings: dict[str, Any], reasons: dict[str, str]) -> None:
+        """Choices of kernels that were measured beside the steps."""
+        for one in steps.kernels:
+            self._limit.found(f"kernels: {one}")
+        ended = steps.kernels_measured
+        if steps.kernels:
+            settings["kernel_table"] = [one.line for one in steps.kernels]
+            settings["kernel_table_device"] = steps.device
+            reasons["kernel_table"] = "\n".join(map(str, steps.kernels))
+            reasons["kernel_table_device"] = "the choices of kernels hold for this GPU alone"
+        elif ended is not None and ended.trials:
+            self._told.append(
+                f"Kernels: of {ended.trials} choices none was better than the standing one."
+            )
+        if ended is not None and (ended.left or ended.note):
+            why = ended.note or f"there was no time for {ended.left}, --seconds gives more"
+            self._told.append(f"Not all choices of kernels were measured: {why}.")
 
     def _divide(self, settings: dict[str, Any], reasons: dict[str, str]) -> None:
         """The layers of a pipeline among its stages."""

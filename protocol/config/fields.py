@@ -207,6 +207,16 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
             "the same whatever runs beside it; slower on a GPU."
         ),
     ] = False
+    kernel_table: Annotated[
+        list[str],
+        Meta(
+            description="Choices of kernels that penstock tune has measured on this kind of GPU, "
+            "TABLE SIZES = NUMBERS each."
+        ),
+    ] = []
+    kernel_table_device: Annotated[
+        str, Meta(description="The GPU that --kernel-table was measured on; another is refused.")
+    ] = ""
 
 
 class LoadingConfig(msgspec.Struct, frozen=True, kw_only=True):

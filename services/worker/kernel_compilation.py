@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.kernels.gpu.device_facts import pretend
+from penstock.kernels.kernel_table import read_choice, use_choices
 from penstock.protocol.process.parent_death import end_with_parent
 from penstock.services.worker.kernel_cache import kernel_cache
 from penstock.services.worker.kernel_needs import KernelNeeds
@@ -60,6 +61,7 @@ def main() -> int:
     if processes > 1:
         os.nice(_NICE)
     pretend(needs.device)
+    use_choices(map(read_choice, needs.kernel_table))
     report = CompilationReport(processes=processes)
     with tempfile.TemporaryDirectory(prefix="penstock-kernels-") as folder:
         try:

@@ -85,6 +85,8 @@ class KernelNeeds(msgspec.Struct, frozen=True):
     """Of a quantized model."""
     kv_kind: KVCacheKind = "auto"
     """Of KV memory."""
+    kernel_table: tuple[str, ...] = ()
+    """Choices that were measured."""
 
     @property
     def variants(self) -> list[str]:
@@ -131,6 +133,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
         device=facts,
         forms=_forms(planner, config, everything),
         kv_kind=config.cache.kv_kind,
+        kernel_table=tuple(config.device.kernel_table),
         may_be_cut=everything or _may_be_cut(planner, config, longest),
     )
 

@@ -16,6 +16,7 @@ from penstock.services.worker.cpu_libraries import set_up_cpu_libraries
 from penstock.services.worker.early_start import begin_early
 from penstock.services.worker.executor import DirectExecutor, Executor
 from penstock.services.worker.load_report import LoadReport
+from penstock.services.worker.measured_kernels import use_kernel_table
 from penstock.services.worker.memory import NULL_BLOCKS, plan_capacity, whole_prompts
 from penstock.services.worker.null_engine import NullExecutor
 from penstock.services.worker.pooling_tasks import null_tasks
@@ -76,6 +77,7 @@ def _load_null(config: Config) -> Executor:
 def _load(
     config: Config, progress: Progress, loaded: Loaded, preparation: Preparation | None
 ) -> Executor:
+    use_kernel_table(config)
     set_up_cpu_libraries()
     progress("importing torch")
     info = read_model_info(config.model.model)

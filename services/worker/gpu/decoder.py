@@ -157,7 +157,7 @@ class GpuDecoder(StepDecoder):
         self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
     ) -> None:
         """See ``StepDecoder``; the last layer up to its attention."""
-        products = self._products(rows, mixed=chunks is not None)
+        products = self.products_for(rows, mixed=chunks is not None)
         self.body_by(products, rows, num_decode, chunks, shared)
 
     def body_by(
@@ -195,7 +195,7 @@ class GpuDecoder(StepDecoder):
         products.gate_up(layer, rows)
         products.down(layer, rows)
 
-    def _products(self, rows: int, mixed: bool) -> LayerProducts:
+    def products_for(self, rows: int, mixed: bool) -> LayerProducts:
         """The products for so many rows."""
         hopper, fused = self.products.kernels, self._fused
         if hopper and hopper.bounds[0] <= rows <= hopper.bounds[1]:
@@ -204,7 +204,7 @@ class GpuDecoder(StepDecoder):
         return fused if rows <= most else self._library
 
     def head(self, count: int) -> None:
-        self.head_by(self._products(count, mixed=False), count)
+        self.head_by(self.products_for(count, mixed=False), count)
 
     def head_by(self, products: LayerProducts, count: int) -> None:
         """``head`` with these products."""
@@ -228,7 +228,7 @@ class GpuDecoder(StepDecoder):
             softcap(logits, self.config.logit_softcap)
 
     def head_of_all(self, rows: int, count: int) -> None:
-        self.head_of_all_by(self._products(rows, mixed=True), rows, count)
+        self.head_of_all_by(self.products_for(rows, mixed=True), rows, count)
 
     def head_of_all_by(self, products: LayerProducts, rows: int, count: int) -> None:
         """``head_of_all`` with these products."""

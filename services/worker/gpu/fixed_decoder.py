@@ -143,7 +143,7 @@ class FixedDecoder(GpuDecoder):
         how = "" if self._same_shapes else ", as for few rows: others differ in their bits here"
         return f"{self.attention.summary}; products by one kernel{how}"
 
-    def _products(self, rows: int, mixed: bool) -> LayerProducts:
+    def products_for(self, rows: int, mixed: bool) -> LayerProducts:
         return self._products_of_all
 
     def _make_logits(self, normed: Tensor, logits: Tensor) -> None:

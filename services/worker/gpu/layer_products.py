@@ -18,6 +18,7 @@ from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, NARROW
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_normed, add_rms_norm, rms_norm
 from penstock.kernels.gpu.skinny_linear import fits
+from penstock.kernels.kernel_table import chosen
 from penstock.services.worker.gpu.kernel_choice import KernelChoice, choose
 from penstock.services.worker.gpu.row_linears import (
     RowsLinear,
@@ -185,11 +186,11 @@ class HopperProducts(BoundedProducts):
         eps: float,
         compressed: bool,
         activation: str = "silu",
+        bounds: tuple[int, int] | None = None,
     ) -> None:
-        """compressed: whether all layers' weights are. Raises what Triton raises where it cannot
-        compile the kernels."""
-        first, last = HOPPER_ROWS if space.normed.shape[1] < NARROW else WIDE_HOPPER_ROWS
-        self.bounds = (first if most_fused_rows(weights.layers, activation) else 1, last)
+        """compressed: whether all layers' weights are; bounds: others than ``hopper_rows``. Raises
+        what Triton raises where it cannot compile the kernels."""
+        self.bounds = bounds or hopper_rows(weights.layers, activation, compressed=compressed)
         self.compressed = compressed
         linears = hopper_linears(
             weights.layers, space, self.bounds, activation, compressed=compressed
@@ -213,6 +214,25 @@ class HopperProducts(BoundedProducts):
 def most_fused_rows(layers: Sequence[DenseLayer], activation: str = "silu") -> int:
     """Up to how many rows of a step ``FusedProducts`` are for: as many as suit every layer."""
     return min(_most_fused_rows(layer, activation) for layer in layers)
+
+
+def rows_key(layers: Sequence[DenseLayer], *, compressed: bool) -> tuple[str, int, int]:
+    """Of ``kernel_table``: the table of these layers' numbers of rows, and their sizes."""
+    down = layers[0].linears.down.specification
+    return "compressed_rows" if compressed else "hopper_rows", down.outputs, down.inputs
+
+
+def hopper_rows(
+    layers: Sequence[DenseLayer], activation: str = "silu", *, compressed: bool = False
+) -> tuple[int, int]:
+    """Numbers of rows, from and to, that ``HopperProducts`` are for: as they were measured on this
+    device, or as a rule. Up to 0: none."""
+    here = chosen(*rows_key(layers, compressed=compressed))
+    if here is not None:
+        return here[0], here[1]
+    hidden = layers[0].linears.down.specification.outputs
+    first, last = HOPPER_ROWS if hidden < NARROW else WIDE_HOPPER_ROWS
+    return (first if most_fused_rows(layers, activation) else 1), last
 
 
 def is_divided(layers: Sequence[DenseLayer]) -> bool:
@@ -256,6 +276,8 @@ def choose_products(
         for linears in zip(*(layer.linears for layer in weights.layers), strict=True):
             if why_not := _why_not(linears, hopper.why_not):
                 return why_not
+        if not hopper_rows(weights.layers, activation, compressed=compressed)[1]:
+            return "is slower for any number of rows, says --kernel-table"
         return HopperProducts(weights, space, eps, compressed, activation)
 
     if compressed:

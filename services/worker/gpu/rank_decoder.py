@@ -109,7 +109,7 @@ class RankGpuDecoder(GpuDecoder):
     ) -> None:
         super().body(rows, num_decode, chunks, shared)
         if not self._place.is_last:
-            products = self._products(rows, mixed=chunks is not None)
+            products = self.products_for(rows, mixed=chunks is not None)
             self._behind_attention(products, len(self.weights.layers) - 1, rows)
             self._ranks.hand_on(self.space.residual[:rows])
 

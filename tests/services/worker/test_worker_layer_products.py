@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from support.worker.sharp_model import CONFIG as SMALL
 
+from penstock.kernels.kernel_table import Choice, use_choices
 from penstock.services.worker.gpu import layer_products, row_linears
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_products import (
@@ -72,6 +73,21 @@ def test_on_hopper_four_linear_layers_have_the_kernel_for_some_rows(
     assert [(linear["gated"], linear["divided"]) for linear in hopper] == [
         (False, False), (False, True), (True, False), (False, True),
     ]  # fmt: skip
+
+
+def test_the_numbers_of_rows_that_were_measured_take_the_place_of_the_usual_ones(
+    hopper: list[dict[str, Any]],
+) -> None:
+    table = ("hopper_rows", (SMALL.hidden_size, SMALL.intermediate_size))
+    try:
+        use_choices([Choice(*table, (9, 32))])
+        kernels = chosen(torch.bfloat16).kernels
+        assert kernels is not None and kernels.bounds == (9, 32)
+        use_choices([Choice(*table, (0, 0))])
+        assert chosen(torch.bfloat16).reason.endswith("for any number of rows, says --kernel-table")
+    finally:
+        use_choices([])
+    assert len(hopper) == 4
 
 
 def test_norms_of_what_is_added_have_the_kernel_from_one_row_on(

@@ -10,6 +10,7 @@ from penstock.kernels.gpu.device_facts import DeviceFacts
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.services.worker.ahead_checks import type_name
+from penstock.services.worker.measured_kernels import read_table
 from penstock.services.worker.model_shape import BY_TRANSFORMERS, ModelShape, read_shape
 from penstock.services.worker.models.adapter import TensorNames
 from penstock.services.worker.models.dense import DenseConfig, paged_config
@@ -133,7 +134,7 @@ def kernel_needs(config: Config, info: ModelInfo, device: PlannedDevice, facts: 
         device=facts,
         forms=_forms(planner, config, everything),
         kv_kind=config.cache.kv_kind,
-        kernel_table=tuple(config.device.kernel_table),
+        kernel_table=tuple(map(str, read_table(config))),
         may_be_cut=everything or _may_be_cut(planner, config, longest),
     )
 

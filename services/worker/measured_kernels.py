@@ -21,13 +21,9 @@ def use_kernel_table(config: Config, read: Callable[[], CudaDevice | None] = rea
 
 def kernel_choices(config: Config, read: Callable[[], CudaDevice | None]) -> list[Choice]:
     """See ``use_kernel_table``."""
-    table, wanted = config.device.kernel_table, config.device.kernel_table_device
-    if not table:
+    choices, wanted = read_table(config), config.device.kernel_table_device
+    if not choices:
         return []
-    try:
-        choices = [read_choice(line) for line in table]
-    except ValueError as failure:
-        raise ConfigError(f"--kernel-table {failure}") from None
     if not wanted:
         raise ConfigError(
             "--kernel-table without --kernel-table-device: choices hold for the GPU that they were "
@@ -41,3 +37,11 @@ def kernel_choices(config: Config, read: Callable[[], CudaDevice | None]) -> lis
             f"{_REMEDY}"
         )
     return choices
+
+
+def read_table(config: Config) -> list[Choice]:
+    """The choices, for whatever device. Raises ``ConfigError`` for a line that is none."""
+    try:
+        return [read_choice(line) for line in config.device.kernel_table]
+    except ValueError as failure:
+        raise ConfigError(f"--kernel-table {failure}") from None

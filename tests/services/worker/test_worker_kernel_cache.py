@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.kernels.gpu.device_facts import facts_of
-from penstock.protocol.config import Config, DeviceConfig, ModelConfig
+from penstock.protocol.config import Config, ConfigError, DeviceConfig, ModelConfig
 from penstock.protocol.config.machine import Machine, triton_cache_folder
 from penstock.protocol.model_info import read_model_info
 from penstock.services.worker import ahead_compilation
@@ -126,6 +126,28 @@ def test_of_quantized_weights_their_forms_decide(tmp_path: Path) -> None:
     assert all(linear is not None and linear.quantizes for linear in fp8.coded.layers[0])
     assert int4.coded.head is not None and int4.coded.head.parts[0].outputs == 151_936
     assert len({kernel_cache(each).marker for each in found}) == 3
+
+
+def test_choices_that_were_measured_are_compiled_for_and_a_line_that_is_none_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = made(tmp_path / "model", QWEN)
+    card, info = gpu_named("h100"), read_model_info(folder)
+
+    def needs(*lines: str) -> KernelNeeds:
+        config = config_for(folder)
+        device = replace(config.device, kernel_table=list(lines), kernel_table_device="a card")
+        config = replace(config, device=device)
+        found = kernel_needs(config, info, device_of(card), facts_of(card.capability))
+        assert isinstance(found, KernelNeeds)
+        return found
+
+    line = "few_rows 4096x1024x8 = 1 4 8 4"
+    chosen = msgspec.json.decode(msgspec.json.encode(needs(line)), type=KernelNeeds)
+    assert chosen.kernel_table == (line,)
+    assert kernel_cache(chosen).marker != kernel_cache(needs()).marker
+    with pytest.raises(ConfigError, match="no such table"):
+        needs("most_rows 1 = 2")
 
 
 def test_layers_that_stay_plain_among_quantized_ones_are_a_kind(tmp_path: Path) -> None:

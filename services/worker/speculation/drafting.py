@@ -217,6 +217,8 @@ class Drafting:
 
     def drew(self, slots: IntArray, tokens: IntArray) -> None:
         """``took`` for one token each of a step without drafts, shown when it matters."""
+        if not len(slots):  # all have left
+            return
         self._drawn.append((slots, tokens))
         if len(self._drawn) == MOST_DRAWN:
             self._show()

@@ -94,6 +94,13 @@ def test_a_trial_for_which_no_draft_is_left_is_over_all_the_same() -> None:
     assert not drafting.pays(step, slots, 1)
 
 
+def test_a_step_whose_sequences_have_all_left_shows_nothing() -> None:
+    drafting = Drafting(NgramProposer(), 4, budget_of({1: 1.0}))
+    nothing = np.zeros(0, np.int64)
+    drafting.drew(nothing, nothing)
+    drafting.begin(StepPlan(1, 1, True, [], [], [], []))
+
+
 def test_what_was_rejected_lately_is_less_likely_than_before_and_recovers() -> None:
     budget, row = DraftBudget(64), Acceptance()
     before = budget.share(DRAFT, row)

@@ -140,7 +140,7 @@ class Planner:
     def _budget(self, decoding: list[Sequence]) -> int:
         """Positions of prefill that a step may carry beside its decode rows: where time bounds it,
         so many that large steps have a whole number of the device's ``row_units``."""
-        rows = len(decoding) * self._row_tokens
+        rows = len(decoding)  # of one token each: a step with prefill has no drafts
         left = self.limits.max_num_batched_tokens - rows
         waiting = len(self._waiting) + len(self.batch) - len(self.batch.decoding)
         if not waiting or not any(sequence.request.head.streamed for sequence in decoding):

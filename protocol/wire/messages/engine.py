@@ -73,8 +73,8 @@ class EngineSizes(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_model_len: int = 0
     vocab_size: int = 0
     max_row_tokens: int = 1
-    """The most tokens that a row of a step may bring, 255 at most; each row computes as many
-    positions."""
+    """The most tokens that a row of a step without chunks may bring, 255 at most: it computes as
+    many positions. Beside chunks a row brings one."""
     groups: list[LayerGroup] = []
     """Each has block tables of its own, and all draw on the same blocks; none: one group of full
     attention."""

@@ -295,7 +295,7 @@ class SimulatedWorker:
         for slot in decoding:
             slot.began = slot.computed
         count = sum(end - slot.computed for slot, end in work[len(decoding) :])
-        count += each * len(decoding)
+        count += len(decoding) if plan.chunks else each * len(decoding)
         require(count > 0, "the step computes nothing")
         require(count <= self.limits.max_num_batched_tokens, f"{count} tokens pass the budget")
         for slot, end in work:

@@ -152,19 +152,6 @@ def test_sequences_beyond_the_trained_length_have_the_long_factors_of_longrope(
     assert got == generated("phi3-longrope", prompts, 8, got)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", sorted({*FAMILIES} - {"phi3-longrope"}))
-def test_long_and_short_prompts_of_every_family_give_the_tokens_of_transformers(
-    variant: str, tiny_folder: Folder
-) -> None:
-    prompts = some_prompts([1 + 11 * number for number in range(64)], seed=3)
-    expected = generated(variant, prompts, 24)
-    executor = executor_for(tiny_folder(variant), blocks=3000, longest=1000)
-    for seed, settings in enumerate(({"chunk": 10_000}, {"chunk": 48, "preemptions": 20})):
-        executor.reset()
-        assert PlanDriver(executor, seed).run(prompts, 24, **settings) == expected
-
-
 @pytest.mark.parametrize(("block_size", "budget"), [(16, 64), (32, 20), (64, 2048)])
 def test_block_size_and_budget_do_not_change_the_tokens(
     block_size: int, budget: int, tiny_folder: Folder

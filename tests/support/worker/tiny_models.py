@@ -205,6 +205,79 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+SIBLINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smollm2": (
+        "Llama",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 6,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+        },
+    ),
+    "falcon3": (
+        "Llama",
+        {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1000042.0}},
+    ),
+    "llama-dynamic": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
+    ),
+    "mistral-v0.3": (
+        "Mistral",
+        {
+            "sliding_window": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    ),
+    "qwen2.5": (
+        "Qwen2",
+        {
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "hidden_size": 112,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        },
+    ),
+    "qwen3-yarn": ("Qwen3", {"head_dim": 16, "rope_parameters": YARN}),
+    "gemma3-1b": (
+        "Gemma3",
+        {"head_dim": 32, "num_key_value_heads": 1, "sliding_window": 40, "num_hidden_layers": 7},
+    ),
+    "phi3-mini": ("Phi3", {"num_key_value_heads": 4, "sliding_window": 100, "pad_token_id": 0}),
+    "phi4": (
+        "Phi3",
+        {
+            "sliding_window": None,
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
+        },
+    ),
+    "phi4-mini": (
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 512,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo3-yarn": (
+        "Olmo3",
+        {
+            "sliding_window": 40,
+            "num_hidden_layers": 4,
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "cohere-plain": ("Cohere", {"use_qk_norm": False, "pad_token_id": 0, "logit_scale": 0.25}),
+}
+"""Further models of the same families, in what sets them apart from those above."""
 DEEP: dict[str, tuple[str, dict[str, Any]]] = {
     f"{variant}-deep": (VARIANTS[variant][0], VARIANTS[variant][1] | {"num_hidden_layers": 4})
     for variant in ("llama3", "qwen2", "qwen3")
@@ -215,7 +288,7 @@ DEEP["gemma2-deep"] = (FAMILIES["gemma2"][0], FAMILIES["gemma2"][1] | {"num_hidd
 
 def make_model(variant: str) -> Any:
     """The transformers model in fp32, with every weight random: also norms and biases."""
-    family, changes = (VARIANTS | FAMILIES | OTHERS | REFUSED | DEEP)[variant]
+    family, changes = (VARIANTS | FAMILIES | SIBLINGS | OTHERS | REFUSED | DEEP)[variant]
     of_text = "Text" if family in ("Gemma3", "Llama4") else ""
     kind = f"{family}{of_text}Config"
     settings = {k: v for k, v in (SHARED | changes).items() if v is not None or k not in SHARED}

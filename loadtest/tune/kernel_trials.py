@@ -93,13 +93,15 @@ def _fused(decoder: GpuDecoder, products: LayerProducts, at: int, method: str, r
     linear = decoder.weights.layers[0].linears[at].specification
     gated, columns, most = linear.gated, linear.columns, -(-rows // 8) * 8
     table = "gated_few_rows" if gated else "few_rows"
-    standing = shape_for(columns, linear.inputs, rows, gated)
-    choices = [
-        Choice(table, (columns, linear.inputs, most), tuple(shape))
-        for shape in (standing, *(_within(shape, linear.inputs) for shape in SHAPES))
-        if takes(shape, columns, linear.inputs, gated)
+    others = (_within(shape, linear.inputs) for shape in SHAPES)
+    shapes = [
+        shape_for(columns, linear.inputs, rows, gated),
+        *(shape for shape in others if takes(shape, columns, linear.inputs, gated)),
     ]
-    return _trial(decoder, products, method, rows, choices)
+    sizes = columns, linear.inputs, most
+    return _trial(
+        decoder, products, method, rows, [Choice(table, sizes, tuple(each)) for each in shapes]
+    )
 
 
 def _within(shape: few_rows_linear.Shape, width: int) -> few_rows_linear.Shape:

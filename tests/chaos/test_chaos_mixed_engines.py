@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import signal
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.chaos.by_hand import PATIENCE, ByHand
+from support.polling import until
 
 pytestmark = pytest.mark.timeout(300)
 BUILT_IN = Path(__file__).parents[2] / "demo/model"
@@ -27,10 +27,7 @@ def cluster() -> Iterator[ByHand]:
         running.start_all()
         for service in ("scheduler", "worker"):
             running.members[f"{service} 1"] = running.start(service, *VECTORS)
-        deadline = time.monotonic() + PATIENCE
-        while embedded(running)[0] != 200:
-            assert time.monotonic() < deadline, running.output
-            time.sleep(0.2)
+        until(lambda: embedded(running)[0] == 200, PATIENCE, told=lambda: running.output)
         yield running
     finally:
         running.close()
@@ -47,6 +44,13 @@ def post(cluster: ByHand, path: str, body: dict[str, Any]) -> tuple[int, Any]:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def held_at_the_router(cluster: ByHand) -> float:
+    with urllib.request.urlopen(f"{cluster.url}/metrics", timeout=PATIENCE) as answer:
+        lines = answer.read().decode().splitlines()
+    begin = 'penstock_queue_depth{hop="router"'
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(begin))
 
 
 def embedded(cluster: ByHand) -> tuple[int, Any]:
@@ -75,7 +79,7 @@ def test_vectors_wait_for_their_engine_and_tokens_do_not(cluster: ByHand) -> Non
         cluster.members[name].process.wait(60)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(embedded, cluster)
-        time.sleep(2.0)
+        until(lambda: held_at_the_router(cluster) == 1)
         assert completed(cluster)[0] == 200
         assert not waiting.done(), waiting.result()
         for service in ("scheduler", "worker"):

@@ -23,6 +23,8 @@ SHORT = 2.0
 """Seconds; nobody is declared lost."""
 LONG = 8.0
 """Somebody is, where the router no longer hears of it."""
+BEGUN_SECONDS = 0.3
+"""Requests of two seconds run by then: counters say so too late to break a link in their middle."""
 
 
 class Hosts:
@@ -105,7 +107,7 @@ def test_a_link_that_fails_in_one_direction_heals_without_a_lost_request(
     source, target = server.processes[speaker].host, server.processes[listener].host
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(server.ask) for _ in range(4)]
-        time.sleep(0.3)
+        time.sleep(BEGUN_SECONDS)
         with server.hosts.deaf(target, source):
             assert not any(one.done() for one in asked), "too late"
             time.sleep(seconds)

@@ -15,6 +15,7 @@ from support.chaos.streams import Crowd, Followed, requests, undisturbed
 from support.chaos.victims import children, find, nothing_held, whole_again
 from support.pipeline.reference_models import VOCABULARY
 from support.pipeline.served import Served
+from support.polling import async_until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -26,23 +27,34 @@ ROLLED = [
 ] + [("router", 0)]
 
 
-async def clients_until(
-    stop: asyncio.Event, url: str, bodies: list[dict[str, Any]], expected: list[Followed]
-) -> list[str]:
-    """Ask without a pause; returns what was not as it should be."""
-    failures: list[str] = []
+class Clients:
+    """They ask without a pause until they are told to stop."""
 
-    async def client(offset: int) -> None:
-        number = offset
-        while not stop.is_set():
-            number = (number + 1) % len(bodies)
-            async with Crowd(url, [bodies[number]]) as crowd:
+    def __init__(self, url: str, bodies: list[dict[str, Any]], expected: list[Followed]) -> None:
+        self.answers = 0
+        self.failures: list[str] = []
+        """What was not as it should be."""
+        self._url, self._bodies, self._expected = url, bodies, expected
+        self._stopping = False
+        self._tasks = [asyncio.create_task(self._ask(offset)) for offset in range(CLIENTS)]
+
+    async def _ask(self, number: int) -> None:
+        while not self._stopping:
+            number = (number + 1) % len(self._bodies)
+            async with Crowd(self._url, [self._bodies[number]]) as crowd:
                 (followed,) = await crowd.ends()
-            if followed.verdict() != expected[number].verdict():
-                failures.append(f"{followed.verdict()}")
+            self.answers += 1
+            if followed.verdict() != self._expected[number].verdict():
+                self.failures.append(f"{followed.verdict()}")
 
-    await asyncio.gather(*(client(offset) for offset in range(CLIENTS)))
-    return failures
+    async def go_on(self) -> None:
+        """Until each has had another answer or two."""
+        enough = self.answers + 2 * CLIENTS
+        await async_until(lambda: self.answers >= enough)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
 
 
 async def roll(server: Served, report: Callable[..., None]) -> Counter[str]:
@@ -53,18 +65,16 @@ async def roll(server: Served, report: Callable[..., None]) -> Counter[str]:
     count = len(children(server))
     failed: Counter[str] = Counter()
     for role, number in ROLLED:
-        stop = asyncio.Event()
-        load = asyncio.create_task(clients_until(stop, server.url, bodies, expected))
-        await asyncio.sleep(1.0)
+        clients = Clients(server.url, bodies, expected)
+        await clients.go_on()
         victim: psutil.Process = find(server, role, number)
         began = time.monotonic()
         victim.send_signal(signal.SIGTERM)
         seconds = await asyncio.to_thread(whole_again, server, [victim], count, began)
-        await asyncio.sleep(1.0)
-        stop.set()
-        failures = await load
-        report(role=f"{role} {number}", replaced_after=seconds, failures=failures)
-        failed[f"{role} {number}"] += len(failures)
+        await clients.go_on()
+        await clients.stop()
+        report(role=f"{role} {number}", replaced_after=seconds, failures=clients.failures)
+        failed[f"{role} {number}"] += len(clients.failures)
     return failed
 
 

@@ -33,6 +33,8 @@ SEED = int(os.environ.get("CHAOS_SEED", "1"))
 CLIENTS = 12
 ANSWERS = 3
 """Right ones after each mishap, before the next."""
+RETRY_SECONDS = 0.2
+"""A client that was turned away comes back no sooner, as those of users do."""
 CUT = "ended with its frontend"
 SETTINGS = {
     "PENSTOCK_DEVICE": "cpu",
@@ -75,7 +77,7 @@ class Load:
                 (followed,) = await crowd.ends()
             self._judge(followed, self._texts[number])
             if followed.error:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(RETRY_SECONDS)
 
     def _judge(self, followed: Followed, expected: Followed) -> None:
         """A request that hangs ends with an error of its client's, so it counts as wrong.

@@ -9,7 +9,6 @@ import contextlib
 import json
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.pipeline.served import Served, served
+from support.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAY = ROOT / "build/clients/bin/smg"
@@ -55,6 +55,12 @@ def server() -> Iterator[Served]:
         yield server
 
 
+def answers(url: str) -> bool:
+    with contextlib.suppress(urllib.error.URLError, ConnectionError):
+        return bool(post(f"{url}/v1/completions", {**STORY, "max_tokens": 1}))
+    return False
+
+
 @pytest.fixture(scope="module")
 def gateway(server: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address, once it has fetched the tokenizer."""
@@ -67,13 +73,7 @@ def gateway(server: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     ]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
-            deadline = time.monotonic() + SECONDS
-            while True:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
-                    post(f"{url}/v1/completions", {**STORY, "max_tokens": 1})
-                    break
-                assert time.monotonic() < deadline, log.read_text()[-4000:]
-                time.sleep(0.2)
+            until(lambda: answers(url), SECONDS, told=lambda: log.read_text()[-4000:])
             yield url
         finally:
             process.terminate()

@@ -14,6 +14,8 @@ from support.pipeline.clients import ask_together
 from support.pipeline.served import SMALL, Served, SharedServers
 
 BEAMS = {"prompt": "The mill", "max_tokens": 12, "use_beam_search": True}
+BEGUN_SECONDS = 0.3
+"""A long search runs by then: each of its steps is too short for a counter to tell of it."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_a_search_goes_on_when_processes_die(server: Served, shared_server: Shar
 
     def kill() -> None:
         for role in ("worker", "tokenizer"):
-            time.sleep(0.3)
+            time.sleep(BEGUN_SECONDS)
             for process in server.processes().values():
                 if server.role_of(process) == role:
                     process.kill()

@@ -12,6 +12,7 @@ from bisect import bisect_left
 import pytest
 from support.chaos.victims import find, whole_again
 from support.pipeline.served import Served
+from support.polling import until
 
 from penstock.protocol.process.metric_declarations import METRICS
 
@@ -19,8 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
 PROCESSES = 3 + 2 + 1 + 2 + 2
 """Frontends, tokenizers, router, schedulers, workers."""
-BEAT_SECONDS = 2.0
-"""What was counted has reached the router."""
 
 
 class Counted:
@@ -90,9 +89,9 @@ def told(server: Served, kind: str) -> float:
 
 
 def agree(server: Served, counted: Counted) -> None:
-    time.sleep(BEAT_SECONDS)
-    assert told(server, "completion") == counted.completion
-    assert told(server, "prompt") == counted.prompt
+    for kind, count in (("completion", counted.completion), ("prompt", counted.prompt)):
+        until(lambda kind=kind, count=count: told(server, kind) >= count)
+        assert told(server, kind) == count
     metrics = server.settled()
     assert metrics["penstock_e2e_request_latency_seconds_count"] == counted.requests
     bounds = METRICS["e2e_request_latency_seconds"].buckets

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from support.pipeline.clients import Answer, ask
 from support.pipeline.served import Served, served
+from support.polling import until
 
 from penstock.loadtest.models.make_model import make_model
 
@@ -203,13 +204,14 @@ def test_the_loss_of_a_rank_changes_no_answer(
     server, ranks, engines = divided
     before = workers(server)
     check(answers(server, kill=ranks - 1, by=by), of_one)
-    deadline = time.monotonic() + 120
-    while (lost := replaced(before, workers(server))) != list(range(ranks)):
-        assert time.monotonic() < deadline, f"{lost} have begun anew, not all of the engine's alone"
-        time.sleep(0.2)
-    while ready(server) < engines:
-        assert time.monotonic() < deadline, "the ranks have not met again"
-        time.sleep(0.2)
+    until(
+        lambda: replaced(before, workers(server)) == list(range(ranks)),
+        120,
+        told=lambda: (
+            f"{replaced(before, workers(server))} have begun anew, not all of the engine's"
+        ),
+    )
+    until(lambda: ready(server) >= engines, 120, told="the ranks have not met again")
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ PROMPT, OUTPUT = 3_990, 10
 CLIENTS = 12
 """Each has a connection of its own, so that all frontends have some."""
 MINUTE = 60.0
+LOAD_SECONDS = 2.0
+"""Of load with the server of limits there, and as long without it."""
 
 
 class Setup(NamedTuple):
@@ -116,9 +118,9 @@ def test_a_server_of_limits_that_is_killed_and_comes_back_under_load_fails_no_re
 
     async def kill_and_start() -> None:
         for _ in range(3):
-            await asyncio.sleep(2)
+            await asyncio.sleep(LOAD_SECONDS)
             await asyncio.to_thread(setup.valkey.kill)
-            await asyncio.sleep(2)
+            await asyncio.sleep(LOAD_SECONDS)
             await asyncio.to_thread(setup.valkey.start)
 
     async def main() -> None:

@@ -28,6 +28,8 @@ SERVER = (
     *("--device", "null", "--null-step-ms", "20"),
     *("--num-kv-blocks", str(BLOCKS), "--max-model-len", str(BLOCKS * BLOCK_SIZE)),
 )
+SELDOM_MS, HIDDEN_MS = 1500, 2500
+"""In which the page asks once with its panel closed, and would ask again if it were not hidden."""
 FREED_WITHIN_S = 5.0
 """A fraction of a second where the machine is free; the request's own end is 15 s away."""
 NOT_SHOWN = {"n", "logit_bias", *UNSEEN}
@@ -236,7 +238,7 @@ def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_wh
     page = shown.page
     expect(page.locator("#model-dot")).to_have_attribute("data-phase", "ready")
     before = shown.polls
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(SELDOM_MS)
     assert shown.polls <= before + 1, "it asks often though the panel is closed"
     until(lambda: bool(page.wait_for_timeout(50)) or shown.polls > before)
     before = shown.polls
@@ -253,7 +255,7 @@ def test_the_status_is_asked_for_often_while_it_is_seen_seldom_else_and_never_wh
         }"""
     )
     before = shown.polls
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(HIDDEN_MS)
     assert shown.polls <= before + 1, "it asks though the tab is hidden: one was on its way at most"
 
 

@@ -19,8 +19,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 import pytest
+from support.chaos.victims import members
 from support.pipeline.clients import Answer, ask
 from support.pipeline.served import NULL, Served, SharedServers, served, start_service
+from support.polling import async_until, until
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.services.frontend.service import LINGER_SECONDS
@@ -56,6 +58,11 @@ class Load:
                     self.failures.append(str(answer))
                 self.answers.append(answer)
 
+    async def goes_on(self) -> None:
+        """Until each client has had another answer or two."""
+        enough = len(self.answers) + 2 * len(self._tasks)
+        await async_until(lambda: len(self.answers) >= enough)
+
     async def stop(self) -> None:
         self._stop.set()
         await asyncio.gather(*self._tasks)
@@ -70,24 +77,28 @@ def worked(process: subprocess.Popen[str]) -> float:
 async def scale(server: Served) -> Load:
     load = Load(server.url, 12)
     port = str(urlsplit(server.url).port)
-    await asyncio.sleep(1.0)
+    await load.goes_on()
     added: list[subprocess.Popen[str]] = []
     for _ in range(2):
         added.append(start_service(server, "tokenizer"))
         added.append(start_service(server, "frontend", "--port", port))
-    await asyncio.sleep(5.0)
+    pids = {process.pid for process in added}
+    await asyncio.to_thread(until, lambda: members(server.url) >= pids)
     before = [worked(process) for process in added]
-    await asyncio.sleep(3.0)
-    shares = [worked(process) - start for process, start in zip(added, before, strict=True)]
+
+    def shares() -> list[float]:
+        return [worked(process) - start for process, start in zip(added, before, strict=True)]
+
+    await async_until(
+        lambda: min(shares()) > 0.05, told=lambda: f"an added process took no share: {shares()}"
+    )
+    codes = []
     for process in added:
         process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(1.0)
-    loop = asyncio.get_running_loop()
-    codes = [await loop.run_in_executor(None, process.wait, 15) for process in added]
-    await asyncio.sleep(1.0)
+        codes.append(await asyncio.to_thread(process.wait, 15))
+        await load.goes_on()
     await load.stop()
     assert codes == [0, 0, 0, 0], [process.communicate()[0] for process in added]
-    assert min(shares) > 0.05, f"an added process took no share: {shares}"
     return load
 
 
@@ -192,7 +203,7 @@ def test_whoever_has_connected_when_a_server_goes_down_is_answered() -> None:
         clients = [threading.Thread(target=ask_often, args=(address,)) for _ in range(8)]
         for client in clients:
             client.start()
-        time.sleep(0.5)
+        until(lambda: seen.total() > 500)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
         ended.set()

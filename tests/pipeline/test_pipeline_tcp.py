@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,6 +153,11 @@ def test_a_secret_that_others_can_read_is_refused(by_hand: ByHand, tmp_path: Pat
     assert process.said("chmod 600", str(path))
 
 
+def runs_one(by_hand: ByHand, address: str) -> bool:
+    _, metrics = request(by_hand.client, address, "/metrics")
+    return re.search(r"^penstock_requests_running\S* 1(\.0)?$", metrics, re.MULTILINE) is not None
+
+
 @pytest.mark.slow
 def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
     by_hand: ByHand,
@@ -171,7 +176,7 @@ def test_a_router_whose_host_vanishes_is_replaced_by_one_at_another_address(
     until(lambda: is_ready(by_hand.client, address), 60, told=by_hand.output)
     with ThreadPoolExecutor(1) as thread:
         long = thread.submit(ask, by_hand, frontend, 200)  # four seconds
-        time.sleep(0.5)
+        until(lambda: runs_one(by_hand, address))
         hosts.unplug(router.host)
         successor = by_hand.start("router", *anywhere, "--log-level", "debug")
         assert successor.host.address != router.host.address

@@ -460,6 +460,8 @@ def test_random_bytes_from_a_stranger_do_not_end_a_service(
 
 MOST_WAKES = 60
 """A second. Between 10 and 30 are beats and ticks; each costs some 50 µs of a core."""
+ALONE_SECONDS = 1.5
+"""All have noticed by then that the router is gone."""
 
 
 @pytest.mark.slow  # the launcher's tests look at a whole idle server in the quick run
@@ -472,7 +474,7 @@ def test_idle_processes_use_less_than_a_hundredth_of_a_core(
     observer.pump(0.5)
     are_idle(processes, 3.0)
     os.kill(processes.pop("router").pid, signal.SIGKILL)
-    time.sleep(1.5)
+    time.sleep(ALONE_SECONDS)
     are_idle(processes, 3.0)  # waiting for the router costs as little
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import statistics
 import time
 from typing import Any
@@ -13,6 +14,8 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from support.pipeline.clients import ask
+from support.pipeline.served import TOLD_SECONDS
+from support.polling import until
 from support.security.siege import CHAT, COMPLETIONS, PROMPT, Attacker
 
 from penstock.services.frontend.access import ApiKeys
@@ -31,6 +34,7 @@ TEXTS = [
     '"}\n{"event": "x"',
 ]
 """What would break a line of a log, a format or a terminal."""
+REFUSED = re.compile(r'penstock_http_requests_total\{.*status="4\d\d"')
 
 
 def with_key(locked: Attacker, number: int = 0) -> dict[str, str]:
@@ -247,6 +251,11 @@ def test_made_up_methods_paths_and_models_make_no_new_series(locked: Attacker, c
         text = locked.request("GET", "/metrics", **with_key(locked)).body.decode()
         return {line.rpartition(" ")[0] for line in text.splitlines() if "outbox_bytes" not in line}
 
+    def refused() -> float:
+        text = locked.request("GET", "/metrics", **with_key(locked)).body.decode()
+        rows = [line for line in text.splitlines() if REFUSED.match(line)]
+        return sum(float(row.rpartition(" ")[2]) for row in rows)
+
     def attack_with(number: int) -> None:
         headers = {**with_key(locked), "User_Agent": f"agent-{number}"}
         match number % 4:
@@ -264,10 +273,11 @@ def test_made_up_methods_paths_and_models_make_no_new_series(locked: Attacker, c
     for number in range(4):
         attack_with(number)
     before, seen = lines(), set[str]()
-    while before != seen:  # counters are on their way for a second, and longer on a busy machine
-        time.sleep(1.5)
+    while before != seen:  # those of earlier requests may be on their way
+        time.sleep(TOLD_SECONDS)
         before, seen = lines(), before
+    enough = refused() + count - 4
     for number in range(4, count):
         attack_with(number)
-    time.sleep(1.5)
+    until(lambda: refused() >= enough, told="not all of them are counted")
     assert lines() - before == set()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from support.pipeline.served import Served
+from support.polling import until
 
 MIB = 1024 * 1024
 
@@ -58,14 +57,4 @@ def files_are_closed(server: Served, before: dict[int, Footprint], seconds: floa
             if now[pid].files > one.files
         }
 
-    assert settles_to_nothing(more, seconds), more()
-
-
-def settles_to_nothing(look: Callable[[], object], seconds: float) -> bool:
-    """Whether ``look`` finds nothing any more within the time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not look():
-            return True
-        time.sleep(0.2)
-    return False
+    until(lambda: not more(), seconds, told=more)

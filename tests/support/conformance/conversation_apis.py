@@ -14,6 +14,8 @@ from support.conformance.conversations import Conversation, Tool, Turn
 MODEL = "penstock-demo"
 TRIES = 20
 """A machine that is too busy to compile a grammar in time says so, and is asked again."""
+RETRY_SECONDS = 0.5
+"""After which a client asks again when its frontend has ended; so many tries outlast its start."""
 AT_ONCE = 16
 
 
@@ -75,7 +77,7 @@ class HttpApi(Api):
                             status, given = response.status, await response.json()
                     except aiohttp.ClientConnectionError as error:  # its frontend has ended
                         status, given = 503, error
-                        await asyncio.sleep(0.5)
+                        await asyncio.sleep(RETRY_SECONDS)
                     if status != 503:
                         break
             assert status == 200, (self.name, conversation.name, given)

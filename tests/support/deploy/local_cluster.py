@@ -29,6 +29,8 @@ from support.pipeline.simulated_hosts import Host, LoopbackHosts, NamespaceHosts
 NETWORK = "cluster"
 REPORT_SECONDS = 20
 START_SECONDS = 90.0
+LOOK_SECONDS = 0.5
+"""Between two looks, each of which starts a process for each container."""
 
 
 @dataclass
@@ -155,7 +157,7 @@ class Cluster:
             if len(ready) == len(self.started):
                 return
             assert time.monotonic() < deadline, self.output()
-            time.sleep(0.5)
+            time.sleep(LOOK_SECONDS)
 
     def of(self, role: str) -> list[Started]:
         return [one for one in self.started if one.container.role == role]

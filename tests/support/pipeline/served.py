@@ -24,6 +24,8 @@ from penstock.protocol.keys.key_file import change_keys, line_of
 from penstock.protocol.keys.record import Role, new_key
 
 START_SECONDS = 90.0
+TOLD_SECONDS = 1.0
+"""What a process has counted is told by then: it travels in its beats, twice a second."""
 BUILT_IN = ("--device", "cpu", "--dtype", "float32", "--grpc-port", "0")
 """The built-in model, of which two requests get the same text bit for bit."""
 SMALL = ("--device", "cpu", "--dtype", "float32", "--max-num-seqs", "16")
@@ -126,18 +128,15 @@ class Served:
         return found
 
     def settled(self, seconds: float = 60.0) -> dict[str, float]:
-        """The metrics once nothing runs or waits any more.
-
-        Counters travel in the beats, twice a second: what they say of now is known a second later.
-        """
-        time.sleep(1.0)
+        """The metrics once nothing runs or waits any more."""
+        time.sleep(TOLD_SECONDS)
         deadline = time.monotonic() + seconds
         while True:
             metrics = self.metrics()
             busy = any(metrics.get(name, 0.0) for name in BUSY)
             if not busy or time.monotonic() > deadline:
                 return metrics
-            time.sleep(0.2)
+            time.sleep(0.1)
 
     def post(
         self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None

@@ -30,7 +30,7 @@ from penstock.protocol.wire.messages.requests import Accepted, Holding, Taken
 
 LONG = 10_000
 WORKING = b"it works\n"
-"""What is logged again and again during so many milliseconds."""
+"""What is logged again and again during so many milliseconds or more."""
 TOLD = b"it is told to end\n"
 """What a loop logs when it gets a signal meanwhile."""
 
@@ -47,10 +47,12 @@ class Echo(Service):
                 self.mailbox.send(message.reply_to, answer)
             case Taken():
                 self.works_long = message.attempt >= LONG
-                for _ in range(message.attempt // LONG * 1000):
-                    os.write(2, WORKING)
-                    time.sleep(LONG / 1000 / 1000)
-                time.sleep(message.attempt % LONG / 1000)
+                if self.works_long:
+                    for _ in range(message.attempt // 10):
+                        os.write(2, WORKING)
+                        time.sleep(0.01)
+                else:
+                    time.sleep(message.attempt / 1000)
             case Accepted():
                 raise RuntimeError("cannot handle it")
 

@@ -11,6 +11,9 @@ from penstock.protocol.grammar.request import Grammar
 from penstock.services.tokenizer import grammar_process
 from penstock.services.tokenizer.grammar_process import walk
 
+NAP_SECONDS = 0.25
+"""Of real time, in which a good helper works."""
+
 
 def ruinous_walk(grammar: Grammar, vocabulary: object) -> None:
     match grammar.source.rstrip("!"):
@@ -24,7 +27,7 @@ def ruinous_walk(grammar: Grammar, vocabulary: object) -> None:
         case "sleep":
             time.sleep(60)
         case "nap":
-            time.sleep(0.25)
+            time.sleep(NAP_SECONDS)
         case "eat":
             kept = []
             while True:

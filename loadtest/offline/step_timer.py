@@ -74,23 +74,21 @@ class StepTimer:
         steps of it do not fit into the executor."""
         capacity = executor.capacity
         positions = context + steps + warm_up
-        groups = max(1, len(capacity.groups))  # each has blocks of its own
-
-        def blocks_of(tokens: int) -> int:
-            return groups * blocks_for(tokens, capacity.block_size)
-
-        shared = groups * (min(common, context) // capacity.block_size)
-        each = blocks_of(positions) - shared
+        shared = _groups(capacity) * (min(common, context) // capacity.block_size)
+        each = _blocks_of(positions, capacity) - shared
         prompts = prompts_of(prefill)
-        positions = max(positions, *prompts, 0)
-        needed = shared + rows * each
-        needed += sum(map(blocks_of, prompts))
-        _check_fits(capacity, positions, needed, rows + prefill)
-        self._executor = executor
+        of_rows = shared + rows * each
+        needed = of_rows + sum(_blocks_of(size, capacity) for size in prompts)
+        _check_fits(capacity, max(positions, *prompts, 0), needed, rows + prefill)
+        self._executor, self._temperature = executor, temperature
         self._step = 1
-        ids = (np.arange(context + 1) % capacity.vocab_size).astype("<i4").tobytes()
+        self._prompts: list[NewSlot] = []
+        self._chunks: list[Chunk] = []
+        self._gone: list[int] = []
         executor.reset()
-        own = range(shared, needed)
+        self._add_prompts(prompts, rows, of_rows)
+        ids = _token_ids(context + 1, capacity)
+        own = range(shared, of_rows)
         added = [
             NewSlot(
                 slot, ids, context + 1, context,
@@ -100,19 +98,19 @@ class StepTimer:
             for slot in range(rows)
         ]  # fmt: skip
         chunks = [Chunk(slot, context, 1, True, []) for slot in range(rows)]
-        self._prompts: list[NewSlot] = []
-        self._chunks: list[Chunk] = []
-        self._gone: list[int] = []
-        block = shared + rows * each
-        for slot, size in enumerate(prompts, rows):
-            ids = (np.arange(size) % capacity.vocab_size).astype("<i4").tobytes()
-            sampling = SlotSampling(temperature, 0, 1.0, slot)
-            blocks = list(range(block, block + blocks_of(size)))
-            self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling.packed()))
-            self._chunks.append(Chunk(slot, 0, size, True, blocks))
-            block += len(blocks)
         executor.launch(StepPlan(1, 1, True, [], added, [], chunks))
         self.run(warm_up)
+
+    def _add_prompts(self, sizes: list[int], slot: int, block: int) -> None:
+        """Of every step. sizes: in tokens; slot, block: the first ones that are free."""
+        capacity = self._executor.capacity
+        for size in sizes:
+            ids = _token_ids(size, capacity)
+            sampling = SlotSampling(self._temperature, 0, 1.0, slot)
+            blocks = list(range(block, block + _blocks_of(size, capacity)))
+            self._prompts.append(NewSlot(slot, ids, size, 0, [], sampling.packed()))
+            self._chunks.append(Chunk(slot, 0, size, True, blocks))
+            slot, block = slot + 1, block + len(blocks)
 
     def _next(self) -> StepPlan:
         self._step += 1
@@ -160,6 +158,21 @@ class StepTimer:
 
     def close(self) -> None:
         self._executor.reset()
+
+
+def _groups(capacity: EngineSizes) -> int:
+    """Of layers, each of which has blocks of its own."""
+    return max(1, len(capacity.groups))
+
+
+def _blocks_of(tokens: int, capacity: EngineSizes) -> int:
+    """Of a sequence, over all groups."""
+    return _groups(capacity) * blocks_for(tokens, capacity.block_size)
+
+
+def _token_ids(count: int, capacity: EngineSizes) -> bytes:
+    """int32 [count]."""
+    return (np.arange(count) % capacity.vocab_size).astype("<i4").tobytes()
 
 
 def _check_fits(capacity: EngineSizes, positions: int, blocks: int, tokens: int) -> None:

@@ -69,6 +69,7 @@ from penstock.services.worker.speculation.model_drafter import ModelDrafter
 from penstock.services.worker.speculation.setup import make_drafter, make_drafting
 
 if TYPE_CHECKING:
+    from penstock.protocol.wire.messages.engine import Adapter
     from penstock.services.worker.ahead_compilation import AheadCompilation
     from penstock.services.worker.gpu.compressed_layers import Compression
     from penstock.services.worker.step_profile import AnyExecutor
@@ -135,21 +136,11 @@ def _load(
     if made is None:
         made = _made(config, info, dtype, device, pooling, ranks, progress, loaded, without)
         made = made if holding is None else hold_on_host(holding, made)
-    model, kernels = made.model, adapter_loading.kernels_for_adapters(config, made.kernels)
-    check_kernels(config, device, kernels if isinstance(kernels, str) else "")
-    if device.type != "cpu":
-        check_deterministic_kernels(config, kernels)
-    adapters, held = adapter_loading.load_adapters(
-        config,
-        model,
-        in_places=isinstance(kernels, DenseModel),
-        most_virtual=adapter_loading.most_virtual_tokens(config, info),
-    )
-    compresses = ranks is None and not made.restored
-    subject = subject_of(model, kernels, config, progress, held, compresses=compresses)
+    divided = ranks is not None
+    subject, adapters, held = _with_adapters(made, config, info, progress, divided=divided)
     if holding is not None:
         subject = with_held(subject, made)
-    if ahead is not None and not isinstance(kernels, str):
+    if ahead is not None and not isinstance(subject.kernels, str):
         ahead.finish(progress)
     progress("measuring a step")
     account = account_of(made, device) or plan_memory(subject, config, info)
@@ -158,11 +149,7 @@ def _load(
     executor = executor_of(subject, account.sizes, progress)
     executor.grammars.serve(tokenizer_loader(info))
     run_first(executor, subject, config.device.threads, cores, progress, ahead)
-    executor.summary += words_of_weights(config, info, model) + words_of_stage(config, info)
-    if isinstance(executor, ModelExecutor):
-        random = config.loading.load_format == "dummy"
-        add_tasks(executor, pooling, info, model, made.judged, random=random)
-    speculate(executor, config, device, _drafter_for(executor, config, info, model))
+    _complete(executor, config, info, pooling, made)
     alone = config.cache.share() == 1.0 and preparation is None  # else others take theirs now
     if device.type == "cuda" and alone:
         account = in_use(account, CudaMemory(device))
@@ -173,6 +160,38 @@ def _load(
     if held is not None:
         executor.loader = AdapterLoader(held, config.loading.max_lora_rank)
     return executor
+
+
+def _with_adapters(
+    made: MadeModel, config: Config, info: ModelInfo, progress: Progress, *, divided: bool
+) -> tuple[LoadedModel, list[Adapter], ModelAdapters | None]:
+    """A model with what computes it, its adapters from the start, and what holds adapters, if
+    anything does. divided: among ranks. Raises ``BadModelFolder`` and ``ConfigError``."""
+    model, kernels = made.model, adapter_loading.kernels_for_adapters(config, made.kernels)
+    check_kernels(config, model.device, kernels if isinstance(kernels, str) else "")
+    if model.device.type != "cpu":
+        check_deterministic_kernels(config, kernels)
+    adapters, held = adapter_loading.load_adapters(
+        config,
+        model,
+        in_places=isinstance(kernels, DenseModel),
+        most_virtual=adapter_loading.most_virtual_tokens(config, info),
+    )
+    compresses = not divided and not made.restored
+    subject = subject_of(model, kernels, config, progress, held, compresses=compresses)
+    return subject, adapters, held
+
+
+def _complete(
+    executor: AnyExecutor, config: Config, info: ModelInfo, pooling: Pooling, made: MadeModel
+) -> None:
+    """Let an executor say what it computes with, do what the folder is for, and draft."""
+    model = made.model
+    executor.summary += words_of_weights(config, info, model) + words_of_stage(config, info)
+    if isinstance(executor, ModelExecutor):
+        random = config.loading.load_format == "dummy"
+        add_tasks(executor, pooling, info, model, made.judged, random=random)
+    speculate(executor, config, model.device, _drafter_for(executor, config, info, model))
 
 
 def _made(

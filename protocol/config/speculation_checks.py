@@ -30,18 +30,19 @@ def contradictions_of_drafts(config: Config) -> Iterator[str]:
 
 def contradictions_of_speculation(config: Config, sources: Provenance) -> Iterator[str]:
     """What was asked for by name must be possible; ``auto`` is off where it is not."""
+    texts = ("auto", "suffix")
     wanted = config.speculation
     flag = f"--speculative {wanted.speculative}"
     yield from contradictions_of_drafts(config)
-    if not wanted.drafts and _is_set(config, sources, "speculative_tokens"):
+    if wanted.speculative == "off" and _is_set(config, sources, "speculative_tokens"):
         yield (
             f"--speculative-tokens {wanted.speculative_tokens} has no meaning with {flag}, which "
-            "drafts nothing; add --speculative suffix, ngram, eagle3 or draft-model"
+            "drafts nothing; add --speculative auto, suffix, ngram, eagle3 or draft-model"
         )
-    if wanted.speculative != "suffix" and _is_set(config, sources, "speculative_history"):
+    if wanted.speculative not in texts and _is_set(config, sources, "speculative_history"):
         yield (
             f"--speculative-history {wanted.speculative_history} has no meaning with {flag}: only "
-            "--speculative suffix drafts from finished outputs"
+            "--speculative auto and suffix draft from finished outputs"
         )
     yield from _of_models(config, flag)
 

@@ -14,9 +14,10 @@ class SpeculationConfig(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="Where drafts of tokens come from: suffix, what a text or earlier outputs "
             "of its tenant had after the longest same tokens; ngram, what a text had after its "
-            "last three tokens; eagle3 and draft-model, that of --speculative-model. auto is off."
+            "last three tokens; eagle3 and draft-model, that of --speculative-model. auto is "
+            "suffix where that goes with all else that is asked for, and off elsewhere."
         ),
-    ] = "auto"
+    ] = "off"
     speculative_model: Annotated[
         str,
         Meta(

@@ -323,6 +323,8 @@ def speculate(
         from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 
         if not isinstance(executor, DraftingGpuExecutor):
+            if not config.speculation.drafts:
+                return  # ``auto``
             raise ConfigError(
                 f"--speculative {source}: on a GPU drafts are verified by Penstock's own kernels, "
                 f"and this model is computed by {executor.summary}; use --speculative off"

@@ -118,9 +118,12 @@ class DraftingGpuExecutor(GpuExecutor):
         drafting.budget.lead_seconds = self._pause if under_way else 0.0
         if under_way:
             if not drafting.pays(step, self.slots, under_way):
+                drafting.budget.looked(False)
                 return step
             self._wait_for_all()
-        return drafting.draft(step, self.slots)
+        drafted = drafting.draft(step, self.slots)
+        drafting.budget.looked(drafted.drafts is not None)
+        return drafted
 
     def _launch_drafts(
         self, plan: StepPlan, step: PlannedStep, drafts: DraftRows, launched: float

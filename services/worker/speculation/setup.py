@@ -37,12 +37,12 @@ def make_drafting(
     """``None``: nothing is drafted. drafter: what drafts, if texts do not. Raises ``ConfigError``
     where the sizes leave no room for drafts that were asked for by name."""
     wanted = config.speculation
-    if wanted.speculative in {"auto", "off"} or not generates:
+    if not (generates and may_draft(config)):
         return None
     on_gpu = config.device.device == "cuda"
-    if not (on_gpu or config.device.device == "cpu") or config.cluster.world_size > 1:
-        return None
     most = min(wanted.speculative_tokens, sizes.max_num_batched_tokens // sizes.max_num_seqs - 1)
+    if not wanted.drafts and (most < 1 or (on_gpu and sizes.max_num_seqs == 1)):
+        return None
     if on_gpu:
         if sizes.max_num_seqs == 1:
             raise ConfigError(
@@ -66,6 +66,18 @@ def make_drafting(
         else SuffixProposer(wanted.speculative_history)
     )
     return Drafting(proposer, most, budget)
+
+
+def may_draft(config: Config) -> bool:
+    """Whether something may be drafted. ``auto`` may draft where no other setting forbids it."""
+    wanted, device = config.speculation, config.device
+    if device.device not in {"cpu", "cuda"} or config.cluster.world_size > 1:
+        return False
+    if wanted.speculative != "auto":
+        return wanted.drafts
+    unlike = bool(config.loading.lora or config.launch.lora_dirs)
+    unlike |= config.cache.kv_cache_dtype != "auto"
+    return not (device.deterministic or (device.device == "cuda" and unlike))
 
 
 def make_drafter(

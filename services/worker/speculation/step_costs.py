@@ -26,8 +26,17 @@ _MATCHES = (4, 6, 9, 16, 32)
 LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.25
 """What looking for a row's draft takes the host, and what all rows may of a step: the device
 computes meanwhile, but the host has its next step to launch."""
-MOST_LOST = 3.0
-"""So many steps' time may be lost by drafts before they rest."""
+BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 2.0, 1.0
+"""What drafts gain or lose, in steps, is added up, of which a hundredth is forgotten with each step
+that has drafts: so where they keep on losing more than 2 % of a step, the balance comes to
+``-MOST_LOST``, and they rest. Of what they gain no more than ``MOST_SAVED`` may be lost again."""
+MOST_RESTS = 16
+"""A rest is twice as long as the one before, if drafts have gained nothing between them, up to so
+many times the first."""
+MOST_SKIPPED = 15
+"""Steps that nothing is looked for in, at most, behind one in which nothing was found that pays."""
+_MOST_OF_ONE = 3.0
+"""Steps that one step is taken to have lost at most: it may have been held up by others."""
 _FIRST_COST = 2.0
 """What the first step with drafts is taken to cost, as a multiple of one without, where other
 kernels compute it."""
@@ -136,8 +145,11 @@ class DraftBudget:
         """What the next step costs beside itself if it has drafts."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
         self._most_drafted = most_drafted
-        self._balance, self._rests = 0.0, 0
-        """What drafts have gained lately, in steps, and for how many steps there are none."""
+        self._balance, self._rests, self._rest = 0.0, 0, tried_every
+        """What drafts have gained lately, in steps; for how many steps there are none; how long the
+        next rest is."""
+        self._skips = self._skipped = 0
+        """For how many steps nothing is looked for, and for how many it was last."""
         self._kinds: dict[tuple[str, int], Acceptance] = {}
         self._refused = 0
 
@@ -162,9 +174,12 @@ class DraftBudget:
         alone = self.costs.seconds(rows)
         if self.drafted_costs is self.costs or not alone:
             return
-        self._balance = DECAY * self._balance + seconds / alone
+        self._balance = BALANCE_DECAY * self._balance + max(seconds / alone, -_MOST_OF_ONE)
         if self._balance < -MOST_LOST:
-            self._balance, self._rests = 0.0, self._tried_every
+            self._balance, self._rests = 0.0, self._rest
+            self._rest = min(2 * self._rest, MOST_RESTS * self._tried_every)
+        elif self._balance >= MOST_SAVED:
+            self._balance, self._rest = MOST_SAVED, self._tried_every
 
     def may_look(self, rows: int) -> bool:
         """Whether it costs little beside a step to look for the drafts of so many rows."""
@@ -172,7 +187,16 @@ class DraftBudget:
         if self._rests:
             self._rests -= 1
             return False
+        if self._skips:
+            self._skips -= 1
+            return False
         return alone is not None and rows * LOOK_SECONDS <= LOOK_SHARE * alone
+
+    def looked(self, found: bool) -> None:
+        """Whether drafts that pay were found. Where texts repeat nothing, they are looked for less
+        often: the host has other things to do."""
+        self._skipped = 0 if found else min(2 * self._skipped + 1, MOST_SKIPPED)
+        self._skips = self._skipped
 
     def choose(
         self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0

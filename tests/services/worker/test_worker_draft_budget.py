@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from support.worker.plan_driver import GREEDY
 
 from penstock.protocol.config import Config, ConfigError
-from penstock.protocol.config.fields import DeviceConfig, SpeculationConfig
+from penstock.protocol.config.fields import (
+    CacheConfig,
+    DeviceConfig,
+    LoadingConfig,
+    SpeculationConfig,
+)
+from penstock.protocol.config.process_fields import ClusterConfig
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
 from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
@@ -15,7 +22,11 @@ from penstock.services.worker.planned_step import PlannedStep
 from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
-from penstock.services.worker.speculation.setup import GPU_TRIED_EVERY, make_drafting
+from penstock.services.worker.speculation.setup import (
+    GPU_TRIED_EVERY,
+    make_drafting,
+    may_draft,
+)
 from penstock.services.worker.speculation.step_costs import (
     TRIED_EVERY,
     Acceptance,
@@ -23,7 +34,7 @@ from penstock.services.worker.speculation.step_costs import (
     DraftBudget,
     StepCosts,
 )
-from penstock.services.worker.speculation.text_proposers import NgramProposer
+from penstock.services.worker.speculation.text_proposers import NgramProposer, SuffixProposer
 
 DRAFT = Draft([1, 2, 3, 4, 5, 6], OWN, 8)
 
@@ -131,8 +142,32 @@ def drafting_of(
 
 
 def test_nothing_is_drafted_unless_it_was_asked_for() -> None:
-    assert drafting_of("auto") is None and drafting_of("off") is None
+    assert drafting_of("off") is None and drafting_of("off", device="cuda") is None
     assert drafting_of("suffix", generates=False) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_auto_drafts_from_texts_where_there_is_room_for_drafts(device: str) -> None:
+    drafting = drafting_of("auto", device=device)
+    assert drafting is not None and drafting.most == 10
+    assert isinstance(drafting._proposer, SuffixProposer)
+    assert drafting_of("auto", device=device, budget=255) is None
+    if device == "cuda":
+        assert drafting_of("auto", device=device, seqs=1) is None
+
+
+def test_auto_drafts_nothing_where_drafts_by_name_are_refused() -> None:
+    speculation = SpeculationConfig(speculative="auto")
+    plain = Config(speculation=speculation, device=DeviceConfig(device="cuda"))
+    assert may_draft(plain)
+    for changed in (
+        msgspec.structs.replace(plain, device=DeviceConfig(device="null")),
+        msgspec.structs.replace(plain, device=DeviceConfig(device="cuda", deterministic=True)),
+        msgspec.structs.replace(plain, loading=LoadingConfig(lora=["words=/words"])),
+        msgspec.structs.replace(plain, cache=CacheConfig(kv_cache_dtype="int8")),
+        msgspec.structs.replace(plain, cluster=ClusterConfig(tensor_parallel_size=2)),
+    ):
+        assert not may_draft(changed)
 
 
 def test_drafts_are_as_long_as_a_full_batch_leaves_room_for() -> None:
@@ -199,6 +234,48 @@ def test_drafts_that_keep_on_losing_rest_whatever_is_expected_of_them() -> None:
         assert not any(budget.choose(1, rows))
         assert not budget.may_look(1)
     assert budget.may_look(1) and any(budget.choose(1, rows))
+
+
+def rests_of(budget: DraftBudget) -> int:
+    """For how many steps nothing is looked for."""
+    steps = 0
+    while not budget.may_look(1):
+        steps += 1
+    return steps
+
+
+def test_a_rest_behind_which_drafts_lose_again_is_twice_as_long() -> None:
+    budget = DraftBudget(64, apart=True, tried_every=5)
+    budget.costs.observe(1, 1.0)
+    for rest in (5, 10, 20, 40, 80, 80):
+        budget.learn(1, -2.5)
+        assert rests_of(budget) == rest
+    budget.learn(1, 1.0)
+    budget.learn(1, -2.0)
+    assert rests_of(budget) == 0, "half of it was gained before"
+    budget.learn(1, -2.0)
+    assert rests_of(budget) == 5
+
+
+def test_drafts_that_always_lose_more_than_a_fiftieth_of_a_step_rest_sooner_or_later() -> None:
+    for loss, rests in ((0.03, True), (0.015, False)):
+        budget = DraftBudget(64, apart=True)
+        budget.costs.observe(1, 1.0)
+        for _ in range(300):
+            budget.learn(1, -loss)
+        assert (rests_of(budget) > 0) == rests
+
+
+def test_where_nothing_is_found_nothing_is_looked_for_in_more_and_more_steps() -> None:
+    budget = DraftBudget(64, apart=True)
+    budget.costs.observe(1, 1.0)
+    skipped = []
+    for _ in range(6):
+        budget.looked(False)
+        skipped.append(rests_of(budget))
+    assert skipped == [1, 3, 7, 15, 15, 15]
+    budget.looked(True)
+    assert budget.may_look(1)
 
 
 def test_drafts_are_looked_for_where_that_takes_little_of_a_step() -> None:

@@ -16,16 +16,17 @@ _USED = re.compile(r"use (\w+)(?:[:.]|$)")
 
 
 def closest(name: str, known: Collection[str]) -> str | None:
-    """The one of ``known`` that is most like ``name``, or the only one that begins with it;
+    """The only one of ``known`` that begins with ``name``, or the one that is most like it;
     ``None``: none is."""
     import difflib  # costs a command that goes right a few milliseconds
 
     folded = {one.lower(): one for one in known}
     wanted = name[:MAX_COMPARED].lower()
-    found = difflib.get_close_matches(wanted, folded, 1, LIKENESS)
-    if not found and len(wanted) >= SHORTEST_BEGINNING:
-        begun = [one for one in folded if one.startswith(wanted)]
-        found = begun if len(begun) == 1 else []
+    found = []
+    if len(wanted) >= SHORTEST_BEGINNING:
+        found = [one for one in folded if one.startswith(wanted)]
+    if len(found) != 1:
+        found = difflib.get_close_matches(wanted, folded, 1, LIKENESS)
     return folded[found[0]] if found else None
 
 

@@ -32,6 +32,12 @@ def test_the_closest_name_is_found_where_one_is_close(name: str, meant: str | No
     assert closest(name, ["port", "max_model_len", "temperature", "top_p"]) == meant
 
 
+def test_a_beginning_comes_ahead_of_what_is_alike_if_one_name_alone_has_it() -> None:
+    known = ["max_seconds", "max_concurrency", "sweep_concurrency"]
+    assert closest("max_conc", known) == "max_concurrency"
+    assert closest("max_conc", [*known, "max_conclusion"]) == "max_seconds"
+
+
 def test_a_suggestion_is_spelled_as_the_reader_must_write_it() -> None:
     known = list(fields())
     spelled = FOREIGN_SETTINGS.advice("max-seq-len", known, flag_of)

@@ -6,14 +6,15 @@ torch is imported where the settings or the files ask for it alone.
 
 from __future__ import annotations
 
+from penstock.kernels.gpu.device_facts import facts_of
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.config.machine import read_machine
-from penstock.protocol.config.model_dtype import computed_type
+from penstock.protocol.config.model_dtype import ITEM_BYTES, computed_type
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.pooling import read_pooling
 from penstock.services.worker.checkpoint import Checkpoint
 from penstock.services.worker.kept_model import check_held, check_kept
-from penstock.services.worker.kv_cache_checks import check_for_gpu
+from penstock.services.worker.kv_cache_checks import check_for_gpu, check_kernels
 from penstock.services.worker.model_choice import choose_model
 from penstock.services.worker.rank_choice import check_division
 from penstock.services.worker.speculation.draft_shape import read_draft_shape
@@ -28,6 +29,23 @@ def check_all(config: Config, info: ModelInfo, capability: tuple[int, int] | Non
     dtype = type_name(config.model.dtype, info, on_cpu=capability is None)
     check_settings(config, info, dtype, capability)
     check_model(config, info, dtype)
+    if capability is not None and config.cache.kv_cache_dtype != "auto":
+        _check_attention(config, info, dtype, capability)
+
+
+def _check_attention(
+    config: Config, info: ModelInfo, dtype: str, capability: tuple[int, int]
+) -> None:
+    """What a worker knows when the model is loaded: whether our kernels attend."""
+    import torch
+
+    from penstock.services.worker.loaded_model import why_plain
+
+    model = choose_model(info, config).specification
+    if model is not None:
+        shared = facts_of(capability).shared_bytes
+        plain = why_plain(model, ITEM_BYTES[dtype], config.cache.block_size, shared)
+        check_kernels(config, torch.device("cuda"), plain)
 
 
 def check_files(config: Config, info: ModelInfo) -> None:

@@ -25,7 +25,11 @@ from penstock.services.worker.models.dense import (
 )
 from penstock.services.worker.models.dense_form import DenseModel, dense_model
 from penstock.services.worker.models.rank_decoder import RankDecoder
-from penstock.services.worker.models.specification import CacheSpecification, ModelSpecification
+from penstock.services.worker.models.specification import (
+    CacheSpecification,
+    ModelSpecification,
+    cache_of,
+)
 from penstock.services.worker.models.transformers_model import TransformersModel
 from penstock.services.worker.plain_attention import REFERENCE, AnyAttention
 from penstock.services.worker.rank_executor import RankExecutor, SilentExecutor
@@ -173,36 +177,54 @@ def _attention_alone(model: CausalModel, block_size: int, reason: str) -> Attent
     return AttentionAlone(config, reason)
 
 
+def why_plain(model: ModelSpecification, itemsize: int, block_size: int, shared: int) -> str:
+    """Why torch's operations attend on a GPU where Triton works; empty: our kernels do. Arguments:
+    see ``form_for_kernels``."""
+    form = form_for_kernels(model, itemsize, block_size, shared)
+    if isinstance(form, DenseConfig):
+        return ""
+    caches = [cache_of(layer) for layer in model.layers]
+    alone = attention_for_kernels(
+        caches, model.hidden_size, model.vocab_size, itemsize, block_size, shared
+    )
+    return f"{form}; attention: {alone}" if isinstance(alone, str) else ""
+
+
 def attention_for_kernels(
-    caches: Sequence[CacheSpecification], hidden: int, vocab: int, itemsize: int, block_size: int
+    caches: Sequence[CacheSpecification],
+    hidden: int,
+    vocab: int,
+    itemsize: int,
+    block_size: int,
+    shared: int | None = None,
 ) -> DenseConfig | str:
-    """A model of which our kernels compute attention alone, on the current GPU, or why not even
-    that; arguments: see ``form_for_kernels`` and ``paged_config``."""
+    """A model of which our kernels compute attention alone, or why not even that; arguments: see
+    ``form_for_kernels`` and ``paged_config``."""
     # Sizes of the MLP are for plans alone: here a step is measured.
     config = paged_config(caches, hidden, 0, vocab)
     if isinstance(config, str):
         return f"the kernels lack {config}"
-    return _unfit(config, itemsize, block_size) or config
+    return _unfit(config, itemsize, block_size, shared) or config
 
 
 def form_for_kernels(
-    model: ModelSpecification, itemsize: int, block_size: int
+    model: ModelSpecification, itemsize: int, block_size: int, shared: int | None = None
 ) -> DenseConfig | str:
-    """The model's form for our kernels on the current GPU, or why it has none; itemsize: bytes of a
-    weight."""
+    """The model's form for our kernels, or why it has none; itemsize: bytes of a weight; shared:
+    shared memory of a program in bytes, by default that of the current GPU."""
     config = dense_config(model)
     if isinstance(config, str):
         return f"the kernels lack {config}"
-    return _unfit(config, itemsize, block_size) or config
+    return _unfit(config, itemsize, block_size, shared) or config
 
 
-def _unfit(config: DenseConfig, itemsize: int, block_size: int) -> str:
-    """Why attention does not fit the current GPU; empty if it does."""
+def _unfit(config: DenseConfig, itemsize: int, block_size: int, shared: int | None) -> str:
+    """Why attention does not fit the GPU; empty if it does."""
     from penstock.kernels.gpu.device_facts import shared_bytes
     from penstock.kernels.gpu.prefill_attention import shape_for
 
     dim = config.head_dim
-    if shape_for(dim, itemsize, shared_bytes()) is None:
+    if shape_for(dim, itemsize, shared_bytes() if shared is None else shared) is None:
         return (
             f"heads of {dim} with {itemsize} bytes a number need more shared memory than this "
             "device has"

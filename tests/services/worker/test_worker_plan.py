@@ -343,6 +343,16 @@ def test_a_plan_refuses_kv_memory_of_a_byte_where_a_worker_does(tmp_path: Path) 
     )
 
 
+def test_a_plan_refuses_kv_memory_of_a_byte_where_torch_would_attend(tmp_path: Path) -> None:
+    """Heads of 80, of which kernels of ours read a byte a number, and of 320, which they do not."""
+    flags = ["--gpu", "h100", "--kv-cache-dtype", "int8"]
+    text, code = planned(tmp_path, LLAMA_8B | {"head_dim": 80}, *flags, lean=False)
+    assert code == 0, text
+    text, code = planned(tmp_path, LLAMA_8B | {"head_dim": 320}, *flags, lean=False)
+    assert code and "--kv-cache-dtype int8 works on a GPU where Penstock's kernels attend" in text
+    assert "heads of 320" in text
+
+
 def test_a_plan_names_the_engines_of_each_role_and_what_the_keeper_takes() -> None:
     config = Config()
     assert engines_with_roles(config) == []

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import re
 import stat
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,17 @@ class DiskTier:
         """All blocks of a space, those used least lately first."""
         with self._lock:
             return [name.key for name in self._sizes if name.space == space]
+
+    def latest(self, count: int) -> list[tuple[bytes, int]]:
+        """Spaces with the size of most of their files, at most so many, those used last first."""
+        found: dict[bytes, Counter[int]] = {}
+        with self._lock:
+            for name, size in reversed(self._sizes.items()):
+                found.setdefault(name.space, Counter())[size] += 1
+        return [
+            (space, sizes.most_common(1)[0][0])
+            for space, sizes in itertools.islice(found.items(), count)
+        ]
 
     def scan(self) -> None:
         """Find what former keepers have left, and remove what they left half done."""

@@ -49,6 +49,11 @@ class SlotPool:
     def num_blocks(self) -> int:
         return len(self._by_key)
 
+    @property
+    def has_free(self) -> bool:
+        """Whether a slot holds nothing and is nobody's."""
+        return bool(self._free)
+
     def slot(self, number: int) -> memoryview:
         begin = number * self.slot_bytes
         return self._view[begin : begin + self.slot_bytes]

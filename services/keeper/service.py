@@ -32,6 +32,8 @@ from penstock.services.keeper.space import Space
 
 MOST_SPACES = 64
 LEAST_SLOTS = 8
+MOST_AHEAD_SLOTS = 1 << 20
+"""Blocks that are so small that there would be more are not read ahead of their use."""
 DISK_POLL_SECONDS = 0.001
 
 
@@ -128,6 +130,10 @@ class KeeperService(LoopService):
             else:
                 refused = self._make_space(message.space, num_slots, message.slot_bytes)
             space = self._spaces.get(message.space)
+        elif space.pool.slot_bytes != message.slot_bytes and not space.owners:
+            self._drop_space(message.space)  # made ahead by the size of damaged files
+            self._open(message)
+            return
         elif space.pool.slot_bytes != message.slot_bytes:
             refused = f"blocks of this space have {space.pool.slot_bytes} bytes"
         if space is None or refused:
@@ -144,15 +150,18 @@ class KeeperService(LoopService):
         if len(self._spaces) - len(unused) >= MOST_SPACES:
             return f"{MOST_SPACES} others are kept, the most there can be"
         for one in unused[: max(0, len(unused) - self._most_unused)]:
-            space = self._spaces.pop(one)
-            self._skipped_writes += space.skipped_writes
-            space.pool.close()
+            self._drop_space(one)
         try:
             pool = SlotPool(num_slots, slot_bytes)
         except OSError as error:
             return f"the system refuses {num_slots * slot_bytes} bytes: {error.strerror}"
         self._spaces[name] = Space(name, pool, self.mailbox.send, self._disk, self._threads)
         return ""
+
+    def _drop_space(self, name: bytes) -> None:
+        space = self._spaces.pop(name)
+        self._skipped_writes += space.skipped_writes
+        space.pool.close()
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:
         for peer in gone.values():
@@ -183,9 +192,20 @@ class KeeperService(LoopService):
                 if (space := self._spaces.get(name.space)) is not None:
                     space.gone_from_disk(name.key)
         for space in self._spaces.values():
+            space.read_ahead()
             space.tell()
 
+    def _begin_ahead(self, disk: DiskTier) -> None:
+        """What was used last is read while the engines start that will ask for it."""
+        for space, size in reversed(disk.latest(self._most_unused)):
+            num_slots = self.config.cache.tier_memory_bytes // max(1, size)
+            fits = LEAST_SLOTS <= num_slots <= MOST_AHEAD_SLOTS and space not in self._spaces
+            if fits and not self._make_space(space, num_slots, size):
+                self._spaces[space].begin_ahead(disk.keys(space))
+
     def _found(self, disk: DiskTier) -> None:
+        if self.status.phase == Phase.LOADING:
+            self._begin_ahead(disk)
         unopened, self._unopened = self._unopened, {}
         for message in unopened.values():
             self._open(message)

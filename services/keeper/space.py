@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,10 @@ MOST_WRITING_SHARE = 2
 PART_BYTES = 64 << 20
 """Of a long read from disk a scheduler is told so much at a time, to copy it while the rest is
 read."""
+MOST_AHEAD_SHARE = 0.75
+"""So much of memory is filled ahead of use, with what was used last before a restart."""
+MOST_AHEAD_READS = 32
+"""At a time: what somebody waits for is read behind them."""
 MOST_TOLD_KEYS = 1 << 20
 KEYS_IN_MESSAGE = 1 << 16
 
@@ -83,6 +88,8 @@ class Space:
         """… or written."""
         self._unwritten: dict[bytes, None] = {}
         """Blocks that wait until fewer are being written, the first ones first."""
+        self._ahead: deque[bytes] = deque()
+        """What is to be read before anybody asks for it."""
 
     # --- schedulers come and go
 
@@ -222,12 +229,33 @@ class Space:
             slot = self._take()
             if slot is None:
                 return False
-            waiting = self._waiting[key] = []
-            name = BlockName(self.name, key)
-            self._threads.read(name, slot, self.pool.slot(slot), self.disk_done)
+            waiting = self._begin_read(self._threads, key, slot)
         waiting.append((reading, place))
         reading.pending += 1
         return True
+
+    def _begin_read(self, threads: DiskThreads, key: bytes, slot: int) -> list[tuple[Reading, int]]:
+        """Returns who waits for it: nobody yet."""
+        waiting = self._waiting[key] = []
+        name = BlockName(self.name, key)
+        threads.read(name, slot, self.pool.slot(slot), self.disk_done)
+        return waiting
+
+    def begin_ahead(self, keys: list[bytes]) -> None:
+        """Read the last of these blocks, in order, while nobody asks for others."""
+        self._ahead.extend(keys[-int(MOST_AHEAD_SHARE * self.pool.num_slots) :])
+
+    def read_ahead(self) -> None:
+        """Go on with it, into memory that nothing else has."""
+        threads = self._threads
+        while self._ahead and threads is not None and threads.reading < MOST_AHEAD_READS:
+            key = self._ahead.popleft()
+            if self.pool.has(key) or key in self._waiting or not self._on_disk(key):
+                continue
+            if not self.pool.has_free:
+                self._ahead.clear()
+            elif (slot := self._take()) is not None:
+                self._begin_read(threads, key, slot)
 
     def disk_done(self, done: Done) -> None:
         key, slot, pool = done.name.key, done.slot, self.pool

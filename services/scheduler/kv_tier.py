@@ -370,9 +370,8 @@ class KVTier:
             self._go_on(load, now)
 
     def _whole(self, load: Load, now: float) -> None:
-        seconds = now - load.began
-        self.rates.loaded(load.done, seconds, self._piece)
-        self.counters.load_seconds += seconds
+        self.rates.loaded(load.done, load.began, now, self._piece)
+        self.counters.load_seconds += now - load.began
         self._breaker.succeeded()
         self._end(load, failed=False)
 

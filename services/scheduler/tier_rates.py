@@ -21,6 +21,8 @@ class TierRates:
         self._prefill = prefill
         self.slot_bytes = self.block_size = 1
         self.store = self.load = 0.0
+        self._loaded_at = 0.0
+        """When a load was over last."""
 
     def forget(self) -> None:
         """Blocks are others from now on."""
@@ -51,9 +53,11 @@ class TierRates:
         """So many blocks were stored."""
         self.store = _mean(self.store, seconds / (blocks * self.slot_bytes))
 
-    def loaded(self, blocks: int, seconds: float, piece: int) -> None:
+    def loaded(self, blocks: int, began: float, now: float, piece: int) -> None:
         """So many blocks were loaded; fewer than ``piece`` count for less, and not at first: their
-        time is mostly latency."""
+        time is mostly latency. Loads that are under way at a time share the way: each counts from
+        the end of the one before."""
+        seconds, self._loaded_at = now - max(began, self._loaded_at), now
         share = blocks / piece
         if self.load or share >= 1:
             self.load = _mean(self.load, seconds / (blocks * self.slot_bytes), min(1.0, share))

@@ -34,13 +34,16 @@ from torch import Tensor
 
 from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
 from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, KVForget, split
+from penstock.services.worker.direct_copy import DirectCopies
 from penstock.services.worker.kv_copies import KeeperMemory, check_numbers
 from penstock.services.worker.memory import TIER_STAGING_BYTES
 
 MOST_THREADS = 8
-"""Each copies and checks about 1 GB/s; many more wait for the interpreter's lock."""
+"""Many more wait for the interpreter's lock."""
 GROUP_BYTES = 4 << 20
-"""Copied by one thread at a time, or one block where it is larger."""
+"""Stored by one thread at a time, or one block where it is larger."""
+LOAD_BYTES = 16 << 20
+"""The same of loads: of a small group the interpreter's part takes longer than the copies."""
 
 MOST_PIECE_BLOCKS = 32
 """Blocks of a message that stores. Each is a copy of its own, some 5 us of the thread that launches
@@ -50,14 +53,23 @@ steps, and small blocks are soon copied."""
 class _Staging(NamedTuple):
     """Room for a group of blocks."""
 
-    device: Tensor | None
-    """[blocks, slot bytes] uint8 of the device; of stores alone."""
+    device: Tensor
+    """[blocks, slot bytes] uint8 of the device."""
     host: Tensor
     """[blocks, slot bytes] uint8, pinned where there is a device."""
     rows: list[memoryview]
     """The same, block by block."""
+
+
+class _Landing(NamedTuple):
+    """Room for a group of blocks that one thread loads."""
+
+    rows: list[memoryview]
+    """The host's memory, slot by slot, pinned where there is a device."""
     contents: list[Tensor]
     """The same without headers."""
+    direct: DirectCopies | None
+    """``None``: torch copies."""
 
 
 class _Transfer:
@@ -141,9 +153,11 @@ class BlockTransfers:
         cores = len(os.sched_getaffinity(0))
         self._threads = threads or max(1, min(MOST_THREADS, cores // 2))
         self._rows = max(1, GROUP_BYTES // self.slot_bytes)
-        """Blocks of a group."""
+        """Blocks of a group that is stored, and …"""
+        self._load_rows = max(1, LOAD_BYTES // self.slot_bytes)
+        """… of one that is loaded."""
         groups = max(2, TIER_STAGING_BYTES // (self._rows * self.slot_bytes))
-        self._stores = deque(self._staging(stores=True) for _ in range(groups))
+        self._stores = deque(self._staging() for _ in range(groups))
         self.piece_bytes = min(groups // 2 * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
         self._down, self._up = self._stream(), self._stream()
         self._tasks: SimpleQueue[_Group] = SimpleQueue()
@@ -151,16 +165,23 @@ class BlockTransfers:
         """Groups that are over: of what, the staging that comes back, whether it was the last."""
         self._under_way: dict[int, _Transfer] = {}
         for _ in range(self._threads):
-            own = self._staging(stores=False)
+            own = self._landing()
             threading.Thread(target=self._run, args=(own,), name="kv blocks", daemon=True).start()
 
-    def _staging(self, *, stores: bool) -> _Staging:
+    def _staging(self) -> _Staging:
         shape = self._rows, self.slot_bytes
-        device = torch.zeros(shape, dtype=torch.uint8, device=self._device) if stores else None
+        device = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         host = torch.zeros(shape, dtype=torch.uint8, pin_memory=self._on_gpu)
-        rows = [memoryview(row) for row in host.numpy()]
+        return _Staging(device, host, [memoryview(row) for row in host.numpy()])
+
+    def _landing(self) -> _Landing:
+        shape = self._load_rows, self.slot_bytes
+        host = torch.zeros(shape, dtype=torch.uint8, pin_memory=self._on_gpu)
         contents = [row[HEADER_BYTES : HEADER_BYTES + self._block_bytes] for row in host]
-        return _Staging(device, host, rows, contents)
+        direct = None
+        if self._up is not None and DirectCopies.possible():
+            direct = DirectCopies(self._up.cuda_stream)
+        return _Landing([memoryview(row) for row in host.numpy()], contents, direct)
 
     def _stream(self) -> torch.cuda.Stream | None:
         return torch.cuda.Stream(self._device) if self._on_gpu else None  # type: ignore[no-untyped-call]
@@ -218,8 +239,6 @@ class BlockTransfers:
         return True
 
     def _fetch(self, blocks: list[int], staging: _Staging) -> _Mark:
-        if staging.device is None:
-            raise ValueError("this staging is for loads alone")
         with self._on(self._down, None) as gathered:
             for row, block in zip(staging.device, blocks, strict=False):
                 row[HEADER_BYTES : HEADER_BYTES + self._block_bytes].copy_(
@@ -232,9 +251,11 @@ class BlockTransfers:
         return fetched
 
     def _load(self, message: KVCopies, slots: list[memoryview]) -> bool:
-        starts = range(0, len(slots), self._rows)
+        starts = range(0, len(slots), self._load_rows)
         transfer = self._begin(message, slots, len(starts))
         with self._on(None, None) as launched:
+            pass
+        with self._on(self._up, launched):  # what is copied from now on is behind these steps
             pass
         for start in starts[: self._threads]:  # each brings the one behind it, see ``_run``
             self._tasks.put(_Group(transfer, start, launched))
@@ -274,14 +295,14 @@ class BlockTransfers:
 
     # --- other threads
 
-    def _run(self, own: _Staging) -> None:
+    def _run(self, own: _Landing) -> None:
         while True:
             group = self._tasks.get()
             if group.staging is not None:
                 self._put_away(group, group.staging)
                 continue
             self._bring(group, own)
-            following = group.start + self._threads * self._rows
+            following = group.start + self._threads * self._load_rows
             if following < len(group.transfer.places):  # behind what others want meanwhile
                 self._tasks.put(group._replace(start=following))
 
@@ -299,10 +320,10 @@ class BlockTransfers:
             transfer.stopped_at(at, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, staging, transfer.over()))
 
-    def _bring(self, group: _Group, own: _Staging) -> None:
+    def _bring(self, group: _Group, own: _Landing) -> None:
         """From the keeper's slots into blocks, up to one that is not what was stored."""
         transfer, at = group.transfer, group.start
-        places = transfer.places[at : at + self._rows]
+        places = transfer.places[at : at + self._load_rows]
         try:
             for row, place in zip(own.rows, places, strict=False):
                 if transfer.forgotten or at >= transfer.done:
@@ -318,14 +339,21 @@ class BlockTransfers:
             transfer.stopped_at(group.start, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, None, transfer.over()))
 
-    def _raise(self, group: _Group, end: int, own: _Staging) -> _Mark | None:
-        """From host staging into blocks, unless nobody wants them any more."""
+    def _raise(self, group: _Group, end: int, own: _Landing) -> _Mark | DirectCopies | None:
+        """From the host into blocks, unless nobody wants them any more. Returns what to wait
+        for."""
         transfer = group.transfer
         blocks = transfer.message.blocks[group.start : end]
         with transfer.lock:
             if transfer.forgotten or not blocks:
                 return None
-            with self._on(self._up, group.mark) as brought:
-                for content, block in zip(own.contents, blocks, strict=False):
-                    self._blocks[block].copy_(content, non_blocking=True)
-        return brought
+            if (direct := own.direct) is None:
+                with self._on(self._up, None) as brought:
+                    for content, block in zip(own.contents, blocks, strict=False):
+                        self._blocks[block].copy_(content, non_blocking=True)
+                return brought
+            for content, block in zip(own.contents, blocks, strict=False):
+                target = self._blocks.data_ptr() + block * self._blocks.stride(0)
+                direct.copy(target, content.data_ptr(), self._block_bytes)
+            direct.mark()
+        return direct

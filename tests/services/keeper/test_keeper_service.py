@@ -15,7 +15,13 @@ from penstock.protocol.config.fields import ClusterConfig
 from penstock.protocol.config.server_fields import ServerConfig
 from penstock.protocol.kv_slots import HEADER_BYTES, seal, slot_bytes
 from penstock.protocol.wire.codec import Message
-from penstock.protocol.wire.messages.kv_tier import TierGet, TierKeys, TierOpen, TierOpened
+from penstock.protocol.wire.messages.kv_tier import (
+    TierGet,
+    TierGot,
+    TierKeys,
+    TierOpen,
+    TierOpened,
+)
 from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.security import SecurityError
 from penstock.services.keeper.disk_tier import DiskTier
@@ -170,3 +176,46 @@ def test_what_the_disk_did_for_a_space_that_is_gone_changes_no_other(told: Told)
         time.sleep(0.001)
     assert new.pool.num_blocks == 0
     assert old.pool.num_blocks == 1
+
+
+def served(told: Told, until: Any) -> None:
+    """The keeper goes on until that is so."""
+    deadline = time.monotonic() + 30
+    while not until():
+        assert time.monotonic() < deadline
+        told.keeper.work(0.0)
+        time.sleep(0.001)
+
+
+def kept_on_disk(folder: Path, space: bytes, keys: Sequence[bytes], size: int = SLOT) -> None:
+    for key in keys:
+        content = memoryview(bytearray(size))
+        seal(content, space, key, 1000)
+        DiskTier(folder, 1 << 20).put(BlockName(space, key), content)
+
+
+def test_what_was_used_last_is_in_memory_before_an_engine_asks(told: Told, tmp_path: Path) -> None:
+    others = [bytes([number]) * 16 for number in range(90)]
+    kept_on_disk(tmp_path / "kv", SPACE, others)
+    told.scans[0]()
+    told.keeper.work(0.0)
+    pool = told.keeper._spaces[SPACE].pool
+    served(told, lambda: pool.num_blocks == 75)
+    assert told.keeper._threads is not None and not told.keeper._threads.reading
+    assert set(pool.keys()) == set(others[-75:]), "there is room for others"
+    told.keeper.on_message(1, TierOpen(SPACE, SLOT, 4, "S"), 0.0)
+    told.keeper.on_message(1, TierGet(1, others[-1] + KEY, "S"), 0.0)
+    served(told, lambda: any(isinstance(one, TierGot) for one in told.said))
+    (got,) = (one for one in told.said if isinstance(one, TierGot))
+    assert len(got.slots) == 2, "the rest is read when it is wanted"
+
+
+def test_a_space_that_was_made_by_damaged_files_is_made_again(told: Told, tmp_path: Path) -> None:
+    kept_on_disk(tmp_path / "kv", SPACE, [b"a" * 16, b"b" * 16], slot_bytes(5000))
+    told.scans[0]()
+    told.keeper.work(0.0)
+    assert told.keeper._spaces[SPACE].pool.slot_bytes == slot_bytes(5000)
+    told.keeper.on_message(1, TierOpen(SPACE, SLOT, 4, "S"), 0.0)
+    assert told.keeper._spaces[SPACE].pool.slot_bytes == SLOT
+    opened = told.said[-1]
+    assert isinstance(opened, TierOpened) and not opened.refused

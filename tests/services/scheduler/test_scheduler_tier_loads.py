@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.scheduler.kept_engine import Keeper, KeptEngine
 from support.scheduler.scheduler_harness import prompt, small
 
@@ -127,7 +128,16 @@ def test_small_loads_say_little_about_what_large_ones_take() -> None:
     for done in (9, 100):
         tier._piece, tier.rates.load = 100, 1e-6
         names = [bytes([number]) * 16 for number in range(done)]
-        load = tier._loads.begin(names, Prefix(0, []), done, 0.0)
+        load = tier._loads.begin(names, Prefix(0, []), done, engine.now)
+        engine.now += 0.1
         load.slots, load.asked = list(range(done)), done
-        tier._copied(load, KVCopied(1, load.number, done, 0.1), 0.1)
+        tier._copied(load, KVCopied(1, load.number, done, 0.1), engine.now)
         assert 1e-6 < tier.rates.load < 5e-6
+
+
+def test_loads_that_are_under_way_at_a_time_share_their_time() -> None:
+    rates = KeptEngine(LIMITS, kept_by_another(4)).tier.rates
+    rates.slot_bytes = 1
+    for number in range(50):
+        rates.loaded(10, 0.0, 1.0 + 0.1 * number, 1)
+    assert rates.load == pytest.approx(0.01, rel=0.01), "and not as long as each has waited"

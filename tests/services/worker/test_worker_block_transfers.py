@@ -40,6 +40,7 @@ def pool() -> Iterator[SlotPool]:
 def _small_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of two blocks, eight of them for stores."""
     monkeypatch.setattr(block_transfers, "GROUP_BYTES", 2 * slot_bytes(BYTES))
+    monkeypatch.setattr(block_transfers, "LOAD_BYTES", 2 * slot_bytes(BYTES))
     monkeypatch.setattr(block_transfers, "TIER_STAGING_BYTES", 16 * slot_bytes(BYTES))
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from penstock.protocol.config.machine import free_host_bytes
+
 if TYPE_CHECKING:
     from penstock.services.worker.gpu.held_memory import Driver
 
@@ -65,10 +67,10 @@ class RestingMemory:
     def leave(self) -> None:
         """Raises ``RuntimeError`` and ``OSError``; the memory is then where it was, unless the
         driver refuses to take it."""
+        self._synchronize()  # which also gives this thread the device's context
         with torch.inference_mode():
             if not self._host:
                 self._copy()
-            self._synchronize()
             for piece in self._all():
                 piece.give_back()
             self._free()
@@ -76,6 +78,7 @@ class RestingMemory:
     def come_back(self) -> list[int]:
         """Descriptors of the memory, of KV memory last. Raises ``RuntimeError`` where there is none
         left: then this process can compute nothing any more."""
+        self._synchronize()
         found = []
         until = time.monotonic() + FREE_SECONDS
         with torch.inference_mode():
@@ -117,6 +120,11 @@ def _taken(piece: LeavingPiece, until: float) -> int:
 def pinned_memory(driver: Driver, num_bytes: int) -> Tensor:
     """uint8 [bytes] of the host, which stays until the process ends. In large pages where the
     system has them: it is pinned page by page. Raises ``OSError`` and ``RuntimeError``."""
+    if num_bytes > (free := free_host_bytes()):
+        raise RuntimeError(
+            f"{num_bytes} bytes of weights do not fit into the host's memory, of which {free} are "
+            "free; use --sleep-level 2"
+        )
     pages = mmap.mmap(-1, -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE)
     with contextlib.suppress(OSError):
         pages.madvise(mmap.MADV_HUGEPAGE)

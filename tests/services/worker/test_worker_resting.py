@@ -153,6 +153,12 @@ def test_memory_of_the_host_is_pinned_as_a_whole() -> None:
     assert "cuMemHostRegister_v2" in driver._library.calls
 
 
+def test_a_host_that_has_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resting_memory, "free_host_bytes", lambda: 999)
+    with pytest.raises(RuntimeError, match=r"1000 bytes .* 999 are free; use --sleep-level 2"):
+        pinned_memory(memory_of(PretendedDriver())._driver, 1000)
+
+
 # --- what is offered meanwhile
 
 

@@ -15,6 +15,7 @@ from support.pipeline.served import SMALL, added_key, served
 from test_pipeline_load_models import Answer, Setup, Stream
 
 from penstock.loadtest.models.make_model import make_model
+from penstock.loadtest.models.model_sizes import SIZES
 
 NULL = ("--device", "null", "--null-step-ms", "15")
 WHOLE = 6
@@ -175,8 +176,22 @@ def test_what_waits_for_a_model_that_sleeps_is_finished_before_the_server_ends(
 def test_workers_that_stay_while_their_model_sleeps_go_on_with_what_they_have(
     tmp_path: Path,
 ) -> None:
+    workers_stay(models(tmp_path, "ab"), *NULL)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidia0").exists(), reason="needs a CUDA device")
+def test_weights_of_sleeping_models_wait_in_the_hosts_memory(tmp_path: Path) -> None:
+    folders = [
+        str(make_model(tmp_path / name, seed=seed, **SIZES["tiny"]))
+        for seed, name in enumerate("ab")
+    ]
+    workers_stay(folders, "--device", "cuda", "--hold-weights", "--dtype", "float32")
+
+
+def workers_stay(folders: list[str], *device: str) -> None:
     flags = ("--resident", "1", "--sleep-level", "1", "--min-awake-s", "0")
-    with served(*models(tmp_path, "ab"), *NULL, *flags) as server:
+    with served(*folders, *device, *flags) as server:
 
         def text(name: str) -> str:
             body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 4, "seed": 1}

@@ -198,7 +198,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
         Literal[1, 2],
         Meta(
             description="What a model that sleeps keeps: 2, nothing; 1, its workers, with weights "
-            "in pinned memory of the host, from which they are back within a second. On GPUs 1 "
+            "in pinned memory of the host, from which they come back. On GPUs 1 "
             "needs --hold-weights."
         ),
     ] = 2

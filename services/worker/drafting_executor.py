@@ -16,7 +16,8 @@ from penstock.protocol.wire.messages.steps import (
     StepPlan,
     StepResult,
 )
-from penstock.services.worker.model_executor import Drawn, Hidden, ModelExecutor, causes
+from penstock.services.worker.drawn_rows import Drawn, causes
+from penstock.services.worker.model_executor import Hidden, ModelExecutor
 from penstock.services.worker.slots import DraftRows, IntArray, PlannedStep
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.verification import (

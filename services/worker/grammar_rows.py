@@ -212,6 +212,9 @@ class ToldGrammars(NoGrammars):
     def following(self, at: IntArray) -> IntArray:
         return np.flatnonzero(self._follows[at])
 
+    def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
+        return
+
     def start(self, at: IntArray, rows: IntArray) -> None:
         self._asked = rows
 
@@ -224,9 +227,6 @@ class ToldGrammars(NoGrammars):
         tokens = zip(rows.tolist(), words[:, -1].tolist(), strict=True)
         openings = {row: token for row, token in tokens if token >= 0}
         return Masks(rows, words[:, :-1].copy(), openings, [])
-
-    def took(self, slots: IntArray, tokens: npt.NDArray[np.int32] | IntArray) -> None:
-        return
 
     def drop(self) -> None:
         self._asked = None

@@ -79,7 +79,7 @@ class LoadedModel(NamedTuple):
             words = f"{PLAIN_KERNELS}: {self.kernels.reason}"
             return model_executor(self.model, words, capacity, self.kind)
         if isinstance(self.model, RankDecoder):
-            from penstock.services.worker.gpu.rank_decoder import rank_executor
+            from penstock.services.worker.gpu.rank_executor import rank_executor
 
             ranks, grouped = self.model.ranks, self.model.grouped
             return rank_executor(*self.kernels, capacity, ranks, grouped, self.kind)

@@ -17,8 +17,6 @@ from penstock.kernels.exact_attention import ROW_MULTIPLE
 from penstock.kernels.linear import PACKED_ROW_MINIMUM
 from penstock.kernels.quantized_cache import cache_type
 from penstock.kernels.sampling import (
-    NOT_FINITE,
-    NOTHING_LEFT,
     Adjustment,
     AllowedTokens,
     Choice,
@@ -39,6 +37,7 @@ from penstock.protocol.wire.messages.steps import (
 )
 from penstock.services.worker.adjustments import SlotAdjuster
 from penstock.services.worker.cpu_threads import StepThreads, ThreadChoice, ThreadReview
+from penstock.services.worker.drawn_rows import Drawn, causes
 from penstock.services.worker.executor import DirectExecutor
 from penstock.services.worker.grammar_rows import GrammarRows, Masks, only
 from penstock.services.worker.kv_memory import KVMemory, MemoryBlocks
@@ -72,20 +71,6 @@ class Hidden(NamedTuple):
     """[N, hidden]: what the layers leave of some rows or all."""
     sampled: torch.Tensor | None
     """Which of them logits are made of to draw from; ``None``: all."""
-
-
-class Drawn(NamedTuple):
-    """Tokens of some rows."""
-
-    at: IntArray
-    """The slot of each."""
-    num_output: IntArray
-    """Tokens that each had put out before."""
-    tokens: IntArray
-    bad: IntArray
-    """Why rows have none, as ``Choice.bad``."""
-    masks: Masks | None
-    """What grammars allowed."""
 
 
 class ModelExecutor(DirectExecutor):
@@ -397,12 +382,6 @@ class ModelExecutor(DirectExecutor):
 
     def _logprobs_of(self, logits: torch.Tensor, tokens: torch.Tensor, most: int) -> Logprobs:
         return logprobs(logits, tokens, most)
-
-
-def causes(bad: IntArray) -> tuple[list[int], list[int]]:
-    """Rows whose logits were not finite, and those of which nothing was left."""
-    not_finite, banned = (np.flatnonzero(bad == why) for why in (NOT_FINITE, NOTHING_LEFT))
-    return not_finite.tolist(), banned.tolist()
 
 
 def _needs_all(step: PlannedStep) -> bool:

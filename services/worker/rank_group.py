@@ -66,9 +66,9 @@ class RankGroup(Protocol):
         """[R, V]: the columns that the ranks of a stage have, side by side; on others than the
         first perhaps anything of this shape. x: [R, n], of this rank's tokens (``own_tokens``)."""
 
-    def agree(self, *drawn: Tensor) -> Callable[[], None]:
-        """Begin to overwrite what was drawn with what rank 0 has, on all ranks; what is returned
-        waits until it is there, on the device or the host where it lies."""
+    def agree(self, drawn: Tensor) -> Callable[[], None]:
+        """Begin to overwrite what was drawn, on the host, with what rank 0 has, on all ranks; what
+        is returned waits until it is there."""
 
     def hand_on(self, x: Tensor) -> None:
         """Give ``x`` to the next stage. On a host it must not change any more: it may still be on
@@ -149,14 +149,13 @@ class HostRanks:
         self._stage.gather([parts] if first else [], [own], dist.GatherOptions()).wait()
         return beside(parts, self.vocab_size) if first else x.new_zeros(len(x), self.vocab_size)
 
-    def agree(self, *drawn: Tensor) -> Callable[[], None]:
+    def agree(self, drawn: Tensor) -> Callable[[], None]:
         if self._all is None:
             return lambda: None
-        begun = [self._all.broadcast([each], dist.BroadcastOptions()) for each in drawn]
+        begun = self._all.broadcast([drawn], dist.BroadcastOptions())
 
         def wait() -> None:
-            for work in begun:
-                work.wait()
+            begun.wait()
 
         return wait
 

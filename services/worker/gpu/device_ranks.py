@@ -174,14 +174,8 @@ class DeviceRanks:
         parts = self.gather(widened(x, self.vocab_size, self.place))
         return beside(parts.unbind(), self.vocab_size)
 
-    def agree(self, *drawn: Tensor) -> Callable[[], None]:
-        if not drawn[0].is_cuda:
-            return self._host.agree(*drawn)
-        group = self._all if self.place.stages == 1 else self._stage
-        if group is not None:
-            for each in drawn:
-                group.broadcast(each)
-        return lambda: None  # what comes next on the stream finds it
+    def agree(self, drawn: Tensor) -> Callable[[], None]:
+        return self._host.agree(drawn)
 
     def send_tokens(self, tokens: Tensor) -> None:
         if self._back is not None:

@@ -38,7 +38,7 @@ from penstock.services.worker.memory_account import MemoryAccount
 from penstock.services.worker.placement import placement
 from penstock.services.worker.pooling import PromptTask
 from penstock.services.worker.prompt_sums import chunk_rows
-from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
+from penstock.services.worker.slots import PlannedStep, SlotTable
 from penstock.services.worker.step_logprobs import asking_chunks
 
 if TYPE_CHECKING:
@@ -313,18 +313,11 @@ class GpuExecutor:
                 took(slots, flight.result.numpy()[0][rows])
         flight.drawn, flight.noted = {}, {}
 
-    def _chain_slots(self, step: PlannedStep) -> IntArray:
-        """Slots of the rows that the sampler's chain runs over where any asks for it."""
-        return step.sampled
-
     def _recall(self, graphs: StepGraphs, step: PlannedStep, padded: int) -> bool:
         """Show what samplers must know of earlier tokens; whether logits of all rows were made."""
-        slots = self._chain_slots(step)
-        self.sampler.stages.plan(slots)
-        rows = self.sampler.history.asking(slots)
-        if len(rows):
+        if len(self.sampler.history.asking(step.sampled)):
             self._feed_all()
-        self.sampler.history.fill(slots, rows)
+        self.sampler.plan(step.sampled)
         recalling = [(first, chunk) for first, chunk in chunk_rows(step) if len(chunk.drawn)]
         if not recalling:
             return False

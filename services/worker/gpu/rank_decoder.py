@@ -8,35 +8,30 @@ every rank replays the same: what a step launches follows from its plan alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.kernels.cache_kinds import KVCacheKind
 from penstock.kernels.gpu.draw import draw
-from penstock.kernels.gpu.sampler_memory import vocab_splits
 from penstock.kernels.gpu.shard_draws import commit_shards, own_best
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.compressed_layers import no_compression
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.gpu.rank_logprobs import RankLogprobs
-from penstock.services.worker.gpu.sent import sent
 from penstock.services.worker.gpu.stage_tokens import StageTokens
 from penstock.services.worker.grammar_rows import NoGrammars
 from penstock.services.worker.layer_groups import LayerGroups
-from penstock.services.worker.memory import EXTRA_BLOCKS
 from penstock.services.worker.models.dense import DenseConfig, DenseWeights
 from penstock.services.worker.rank_group import Meeting, RankGroup, shard_of
-from penstock.services.worker.slots import IntArray, PlannedStep
+from penstock.services.worker.slots import PlannedStep
 
 
 class WatchedRanks(RankGroup, Protocol):
@@ -125,19 +120,22 @@ class RankGpuDecoder(GpuDecoder):
     def makes_logits(self) -> bool:
         return self._place.is_last
 
-    def own_row_logits(self, first: int, count: int) -> Tensor:
-        """``row_logits`` of this rank's tokens."""
-        return super().row_logits(first, count)
-
     def row_logits(self, first: int, count: int) -> Tensor:
         """Of the last stage; on other ranks than the first perhaps anything."""
-        return self._ranks.columns(self.own_row_logits(first, count))
+        return self.whole(super().row_logits(first, count))
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """[N, V]: logits [N, own tokens] of all ranks, gathered; see ``RankGroup.columns``."""
+        return self._ranks.columns(logits)
 
     def draw(self, count: int) -> None:
         """The first of several stages gets its tokens otherwise, and those between need none: see
         ``StageTokens``. Theirs mean nothing here."""
         if not self._place.is_last:
             self.commit(count, 1)
+            return
+        if self._place.shares == 1:
+            super().draw(count)
             return
         self.draw_own(count, self.state.sample_slots)
         self.agree(count)
@@ -182,15 +180,8 @@ class RankGpuExecutor(GpuExecutor):
         self.chunks.hands_on = not ranks.place.is_last
         if place.rank:
             self.grammars = NoGrammars(0, self.decoder.vocab_size)
-        self._draws_whole = not place.rank
-        vocab, rows = self.decoder.vocab_size, capacity.max_num_seqs if self._draws_whole else 0
-        splits = rows * vocab_splits(vocab)
-        with torch.inference_mode():
-            self._best = torch.empty(splits, dtype=torch.float32, device=device)
-            self._token = torch.empty(splits, dtype=torch.int32, device=device)
-            self._logprobs = RankLogprobs(
-                self.slots, self._state, self.decoder, self.sampler.space, self.decoder.shard
-            )
+        if place.shares > 1:
+            self._logprobs = RankLogprobs(self.slots, self._state, self.decoder, self.sampler.space)
 
     def warm_up(self) -> None:
         self.run_kernels()
@@ -216,19 +207,6 @@ class RankGpuExecutor(GpuExecutor):
             elif self._coming is not None:
                 self._ranks.receive_tokens(torch.zeros_like(self._state.last_token[:1]), None)()
 
-    def _run_choices(self, most: int) -> None:
-        """Only the first rank draws rows whose logits it has whole."""
-        if not self._draws_whole:
-            return
-        vocab, dtype = self.decoder.vocab_size, self.decoder.space.logits.dtype
-        with torch.inference_mode():
-            for rows in (1, most):
-                logits = torch.zeros(rows, vocab, dtype=dtype, device=self._device)
-                nobody = torch.full((rows,), -1, dtype=torch.int32, device=self._device)
-                self._draw_gathered(logits, nobody, torch.arange(rows, device=self._device))
-                self.sampler.note(logits, nobody)
-                self.sampler.stages.warm_up(logits)
-
     def reset(self) -> None:
         super().reset()
         if self._coming is not None:
@@ -245,8 +223,9 @@ class RankGpuExecutor(GpuExecutor):
             self._coming.expect(step.sampled)
         return flight
 
-    def _chain_slots(self, step: PlannedStep) -> IntArray:
-        return step.sampled[self.sampler.asking(step.sampled)]
+    def _run_choices(self, most: int) -> None:
+        if self._ranks.place.is_last:
+            super()._run_choices(most)
 
     def _recall(self, graphs: StepGraphs, step: PlannedStep, padded: int) -> bool:
         return self._ranks.place.is_last and super()._recall(graphs, step, padded)
@@ -254,61 +233,14 @@ class RankGpuExecutor(GpuExecutor):
     def _choose(
         self, graphs: StepGraphs, step: PlannedStep, rows: int, openings: dict[int, int], made: bool
     ) -> None:
-        """Rows that ask for more than a temperature are gathered, those alone, and rank 0 draws
-        them; what it finds is its best, and the other ranks have none."""
-        asking = np.flatnonzero(self.sampler.asking(step.sampled))
-        if not len(asking) or not self._ranks.place.is_last:
-            if made:
-                self.decoder.draw(rows)
-            else:
-                graphs.run_head_and_draw(rows)
-            return
-        if not made:
-            graphs.run_head(rows)
-        at = sent(asking, self._device)
-        slots = sent(step.sampled[asking].astype(np.int32), self._device)
-        logits = self._ranks.columns(self.decoder.space.logits[:rows].index_select(0, at))
-        others = self._state.sample_slots[:rows].index_fill(0, at, -1)
-        self.decoder.draw_own(rows, others)
-        if self._draws_whole:
-            for row, token in openings.items():
-                whole = logits[int(np.searchsorted(asking, row))]
-                self.sampler.open(int(step.sampled[row]), token, whole)
-            self._draw_gathered(logits, slots, at)
-        self.decoder.agree(rows)
-        if self._draws_whole:
-            self.sampler.note(logits, slots)
-
-    def _draw_gathered(self, logits: Tensor, slots: Tensor, at: Tensor) -> None:
-        """Make the tokens of these rows the bests of this rank. logits: [n, V]; slots: [n] int32,
-        of each row; at: [n] int64, the step's row of each."""
-        splits = self.sampler.draw(logits, slots, self._best, self._token)
-        own_best(
-            self._best, self._token, slots, len(slots), splits, self.decoder.own_bests, index=at
-        )
+        if self._ranks.place.is_last:
+            super()._choose(graphs, step, rows, openings, made)
+        elif made:
+            self.decoder.draw(rows)
+        else:
+            graphs.run_head_and_draw(rows)
 
     def finished(self, wait: bool = False) -> StepResult | None:
         result = super().finished(wait)
         self._ranks.check()
         return result
-
-
-def rank_executor(
-    config: DenseConfig,
-    weights: DenseWeights,
-    capacity: EngineSizes,
-    ranks: Any,
-    grouped: LayerGroups,
-    kind: KVCacheKind = "auto",
-) -> RankGpuExecutor:
-    """grouped, kind: see ``RankGpuDecoder``."""
-
-    def make(state: BatchState, max_rows: int) -> RankGpuDecoder:
-        return RankGpuDecoder(
-            config, weights, state, capacity.num_blocks + EXTRA_BLOCKS, capacity.block_size,
-            capacity.max_model_len, max_rows, ranks, grouped, kind,
-        )  # fmt: skip
-
-    executor = RankGpuExecutor(capacity, weights.embedding.device, make, ranks)
-    executor.summary += f"; {no_compression('the layers are divided among ranks').summary}"
-    return executor

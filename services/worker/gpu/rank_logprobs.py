@@ -1,15 +1,15 @@
-"""Logprobs on the devices of ranks, each of which has the logits of its own tokens."""
+"""Logprobs on the devices of ranks, each of which has the logits of its own tokens: those of rows
+that ask are gathered, and rank 0 reads them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from torch import Tensor
 
+from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import SamplerSpace
-from penstock.kernels.sampling.shard import Shard
-from penstock.kernels.sampling.shard_logprobs import shard_logprobs
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs, GpuLogprobs
 from penstock.services.worker.gpu.sent import sent
@@ -20,18 +20,15 @@ if TYPE_CHECKING:
 
 
 class RankLogprobs(GpuLogprobs):
-    """``GpuLogprobs`` by what every rank knows of its own tokens, on those of the last stage."""
+    """``GpuLogprobs`` of the ranks of the last stage; what others than rank 0 write means
+    nothing."""
 
     def __init__(
-        self,
-        table: SlotTable,
-        state: BatchState,
-        decoder: RankGpuDecoder,
-        space: SamplerSpace,
-        shard: Shard,
+        self, table: SlotTable, state: BatchState, decoder: RankGpuDecoder, space: SamplerSpace
     ) -> None:
         super().__init__(table, state, decoder, space)
-        self._own, self._shard = decoder, shard
+        self._own = decoder
+        self._gathered = logprob_columns(len(state.rows), self._places.device)
 
     def begin(
         self, step: PlannedStep, chunks: list[tuple[int, PlannedChunk]]
@@ -39,20 +36,24 @@ class RankLogprobs(GpuLogprobs):
         return super().begin(step, chunks) if self._own.makes_logits else None
 
     def _fill(self, sampled: IntArray, rows: IntArray) -> None:
-        slots, device = sampled[rows], self._places.device
-        at = sent(rows, device)
-        logits = self._own.space.logits.index_select(0, at)
-        tokens = self._state.last_token.index_select(0, sent(slots, device))
-        self._write(at, logits, tokens, int(self._table.logprobs[slots].max()))
+        own = self._own.space.logits[: len(sampled)]
+        if len(rows) == len(sampled):
+            self._write(self._own.whole(own), self._state.sample_slots[: len(rows)])
+            return
+        index = sent(rows, self._places.device)
+        slots = sent(sampled[rows].astype(np.int32), self._places.device)
+        columns, self._columns = self._columns, self._gathered
+        self._write(self._own.whole(own.index_select(0, index)), slots)
+        self._columns = columns
+        for column, found in zip(columns, self._gathered, strict=True):
+            column.index_copy_(0, index, found[: len(rows)])
 
-    def _fill_piece(self, first: int, tokens: Tensor, most: int) -> None:
-        logits = self._own.own_row_logits(first, len(tokens))
-        self._write(self._places[: len(tokens)].long(), logits, tokens, most)
+    def of_rows(self, count: int) -> None:
+        self._write(self._own.whole(self._own.space.logits[:count]), self._state.sample_slots)
 
-    def _write(self, at: Tensor, logits: Tensor, tokens: Tensor, most: int) -> None:
-        """The columns of rows ``at`` [n] int64. logits: [n, own tokens]; tokens: [n] int32."""
-        found, columns = shard_logprobs(logits, tokens.long(), most, self._shard), self._columns
-        columns.chosen.index_copy_(0, at, found.chosen)
-        columns.rank.index_copy_(0, at, found.rank.to(torch.int32))
-        columns.top_ids[:, :most].index_copy_(0, at, found.top_ids.to(torch.int32))
-        columns.top[:, :most].index_copy_(0, at, found.top)
+    def _write(self, logits: Tensor, slots: Tensor) -> None:
+        """The first columns, by logits [n, V] of the rows of these slots."""
+        state = self._state
+        logprobs(
+            logits, slots, state.asked["logprobs"], state.last_token, self._space, self._columns
+        )

@@ -126,6 +126,12 @@ class GpuSampler:
         """Whether any of these slots asks for more than a temperature."""
         return bool(self.asking(at).any())
 
+    def plan(self, at: IntArray) -> None:
+        """The slots of the rows that the next ``draw`` and ``note`` are of, one after the other.
+        Who asks what came before has seen their latest tokens."""
+        self.stages.plan(at)
+        self.history.fill(at, self.history.asking(at))
+
     def asking(self, at: IntArray) -> npt.NDArray[np.bool_]:
         """Which of these slots ask for more than a temperature."""
         table = self._table
@@ -154,7 +160,6 @@ class GpuSampler:
     def note(self, logits: Tensor, rows: Tensor) -> None:
         """The rows' tokens are committed: count them where it matters. logits: [R, V]; rows: the
         slot of each."""
-        count = len(logits)
         ring = self._word_arrays[2]
-        add_tokens(rows, count, self.slots, self._state.last_token, ring)
+        add_tokens(rows, len(logits), self.slots, self._state.last_token, ring)
         self.stages.note(logits)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -14,22 +14,32 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from support.worker.plan_driver import PlanDriver
 from support.worker.quantized_folders import WRITERS, write_twins
 from support.worker.ranks_in_threads import CPU, Ranks, ThreadsMeeting
+from support.worker.shared_draws import LIMITED, WRITTEN
 from support.worker.tiny_models import generated, some_prompts
 from torch import Tensor
 
 from penstock.kernels import all_reduce as reference
+from penstock.loadtest.models.make_model import make_tokenizer
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.logprobs import PackedLogprobs
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+from penstock.protocol.wire.messages.steps import (
+    SlotSampling,
+    StepPlan,
+    StepResult,
+)
 from penstock.services.worker.gpu import device_ranks, layer_products
 from penstock.services.worker.gpu.device_ranks import DeviceRanks, RankLost
 from penstock.services.worker.gpu.nccl import MULTICAST, UNIQUE_ID_BYTES, Communicator, NcclError
-from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
+from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor
+from penstock.services.worker.gpu.rank_executor import rank_executor
 from penstock.services.worker.model_executor import ModelExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
@@ -39,6 +49,8 @@ from penstock.services.worker.models.rank_shares import RankPlace, place_of
 from penstock.services.worker.rank_group import HostRanks, connected
 
 Folder = Callable[[str], Path]
+Logprobs = dict[Any, PackedLogprobs]
+VOCABULARY = make_vocabulary(make_tokenizer(307).to_str(), 307, [2])
 TOKENS = 1
 """Tag of what the last stage tells the first."""
 interpreted = pytest.mark.skipif(
@@ -167,8 +179,10 @@ def drawn_by_ranks(
     pipeline: int,
     prompts: list[list[int]],
     kind: type[TurnRanks] = TurnRanks,
+    samplings: Sequence[SlotSampling] = (),
+    logprobs: Logprobs | None = None,
 ) -> list[list[int]]:
-    """Two tokens of each prompt."""
+    """Two tokens of each prompt, three of what is sampled. logprobs: is filled."""
     turn = threading.Lock()
     with ExitStack() as stack:
         count = tensor * pipeline
@@ -181,8 +195,25 @@ def drawn_by_ranks(
         ]
         for one in met:
             one.result()
+        for executor, _ in pairs:
+            executor.grammars.serve(lambda: VOCABULARY, patience=30.0)
         executors: Any = [InTurn(executor, turn) for executor, _ in pairs]
-        return PlanDriver(Ranks(executors, threads), 1).run(prompts, 2)
+        return asked_of(PlanDriver(Ranks(executors, threads), 1), prompts, samplings, logprobs)
+
+
+def asked_of(
+    driver: PlanDriver,
+    prompts: list[list[int]],
+    samplings: Sequence[SlotSampling],
+    logprobs: Logprobs | None,
+) -> list[list[int]]:
+    if not samplings:
+        return driver.run(prompts, 2)
+    found = driver.run(prompts, 3, samplings=list(samplings), preemptions=1, prompt_logprobs=1)
+    if logprobs is not None:
+        logprobs |= driver.logprobs
+        logprobs |= {("prompt", key): one for key, one in driver.prompt_logprobs.items()}
+    return found
 
 
 @interpreted
@@ -203,6 +234,36 @@ def test_ranks_on_gpus_give_the_tokens_of_one_worker(
     prompts = some_prompts([1, 20])
     got = drawn_by_ranks(tiny_folder(variant), tensor, pipeline, prompts)
     assert got == generated(variant, prompts, 2)
+
+
+@interpreted
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "samplings"),
+    [
+        pytest.param(2, 1, LIMITED, id="limits"),
+        pytest.param(2, 1, WRITTEN, id="written"),
+        pytest.param(4, 1, LIMITED, id="limits-of-four", marks=pytest.mark.slow),
+        pytest.param(2, 2, WRITTEN, id="written-in-stages", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_on_gpus_draw_what_rows_ask_for(
+    tensor: int, pipeline: int, samplings: list[SlotSampling], tiny_folder: Folder
+) -> None:
+    folder, prompts = tiny_folder("qwen3"), some_prompts([5, 9, 2, 7, 3, 6, 4, 8])
+    info = read_model_info(folder)
+    model = load_model(info, torch.float32, CPU, lambda note: None)
+    alone = ModelExecutor(model, EngineSizes(80, 16, 8, 48, 256, info.vocab_size))
+    alone.grammars.serve(lambda: VOCABULARY, patience=30.0)
+    theirs: Logprobs = {}
+    ours: Logprobs = {}
+    wanted = asked_of(PlanDriver(alone, 1), prompts, samplings, theirs)
+    got = drawn_by_ranks(folder, tensor, pipeline, prompts, TurnRanks, samplings, ours)
+    assert got == wanted
+    assert ours.keys() == theirs.keys()
+    for key, one in ours.items():
+        first, second = (np.frombuffer(each.entries, "<f4") for each in (one, theirs[key]))
+        np.testing.assert_allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
 @interpreted

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.worker.plan_driver import GREEDY, PlanDriver
 from support.worker.ranks_in_processes import rank_processes
+from support.worker.shared_draws import LIMITED, WRITTEN
 from support.worker.tiny_models import some_prompts
 
 from penstock.protocol.model_info import read_model_info
@@ -57,6 +58,26 @@ def test_two_ranks_on_one_gpu_give_the_tokens_of_one_worker(
         assert got == wanted
         assert ranks.by_peer_memory == [tensor > 1 and one_shot] * 2
         assert ranks.why_no_graphs == ["", ""]
+
+
+@pytest.mark.parametrize("samplings", [LIMITED, WRITTEN], ids=["limits", "written"])
+def test_two_ranks_on_one_gpu_draw_what_rows_ask_for(
+    samplings: list[SlotSampling], tiny_folder: Callable[[str], Path]
+) -> None:
+    folder = tiny_folder("qwen3")
+    samplings = [one for one in samplings if one.adjustments is None or not one.adjustments.grammar]
+    prompts = some_prompts([5, 33, 2, 47, 3, 16, 14, 8][: len(samplings)])
+    info = read_model_info(folder)
+    sizes = EngineSizes(80, 16, 8, 48, 256, info.vocab_size)
+    model = load_model(info, torch.float32, torch.device("cuda"), lambda note: None, longest=256)
+    form = dense_config(model.specification)
+    assert isinstance(form, DenseConfig), form
+    alone = dense_executor(*dense_model(form, model.specification, model.weights), sizes)
+    wanted = PlanDriver(alone, 0).run(prompts, TOKENS, samplings=samplings)
+    with rank_processes(folder, 2, 1, sizes, one_shot=True) as ranks:
+        executor: Any = ranks
+        got = PlanDriver(executor, 1).run(prompts, TOKENS, samplings=samplings, preemptions=1)
+    assert got == wanted
 
 
 def test_a_graph_replays_the_collectives_of_nccl() -> None:

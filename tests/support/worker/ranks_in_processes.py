@@ -21,7 +21,8 @@ from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.device_ranks import DeviceRanks
-from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor, rank_executor
+from penstock.services.worker.gpu.rank_decoder import RankGpuExecutor
+from penstock.services.worker.gpu.rank_executor import rank_executor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
+from support.kernels.triton_device import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    error,
+    sum_in_order,
+    tolerance,
+)
 
 from penstock.kernels.gpu.attention_arguments import LOG2_E, DecodeBatch, LayerCache
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
 from penstock.kernels.gpu.fixed_linear import fixed_linear, shapes_agree, shapes_for
 
 SIZES = [(200, 136), (1024, 1024), (4096, 6144), (3072, 1024)] if ON_GPU else [(200, 136)]
+
+
+@pytest.fixture(autouse=True)
+def _one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    sum_in_order(monkeypatch)
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

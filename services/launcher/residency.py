@@ -17,6 +17,8 @@ AWAKE = "ready"
 IDLE_SECONDS = 1.5
 """A model that nobody uses counts as idle after so long: what frontends have open is known by then,
 since it travels in two beats."""
+HELD_SECONDS = 2.0
+"""What waited for a model has reached its engine so long after it was awake, if it can."""
 WANTED, KEEP_ALIVE, ASKED = "wanted", "keep_alive", "asked"
 """Why a model falls asleep: another one is wanted, nobody used it, an administrator asked."""
 
@@ -115,10 +117,15 @@ class Residency:
         idle = [one for one in awake if one.is_idle(now)]
         idle.sort(key=lambda one: one.used_at)
         used = [
-            one for one in awake if one not in idle and now - one.awake_since >= self._min_awake
+            one for one in awake if one not in idle and now - one.awake_since >= self._least(one)
         ]
         used.sort(key=lambda one: one.awake_since)
         return [one.name for one in (*idle, *used)]
+
+    def _least(self, one: ModelUse) -> float:
+        """Seconds that a model which is used stays awake: also where it may go at once, not before
+        it has what it was woken for."""
+        return max(self._min_awake, HELD_SECONDS) if one.held else self._min_awake
 
     def _unused(self, now: float, leaving: set[str]) -> list[tuple[str, str]]:
         """Who was not used for as long as it is kept alive."""

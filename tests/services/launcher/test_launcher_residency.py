@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.protocol.wire.messages.membership import Demand, Sleep
 from penstock.services.launcher.residency import (
     AWAKE,
+    HELD_SECONDS,
     IDLE_SECONDS,
     KEEP_ALIVE,
     WANTED,
@@ -30,10 +31,11 @@ class World:
         asleep: str,
         resident: int | None,
         keep_alive: Mapping[str, float | None] | None = None,
+        min_awake: float = MIN_AWAKE,
     ) -> None:
         self.now = 100.0
         kept = keep_alive or dict.fromkeys(awake + asleep)
-        self.policy = Residency(awake, asleep, resident, kept, MIN_AWAKE, self.now)
+        self.policy = Residency(awake, asleep, resident, kept, min_awake, self.now)
 
     def use(self, **demands: tuple[int, int] | int) -> None:
         """(open, held) of each model; of one number both."""
@@ -81,6 +83,19 @@ def test_a_model_in_use_gives_its_place_only_after_its_time_and_the_oldest_first
     world.now = 105.0
     world.use(a=(1, 0), b=(5, 0), c=1)
     assert world.decide() == ([], [("a", WANTED)])
+
+
+def test_a_model_that_may_go_at_once_first_has_what_it_was_woken_for() -> None:
+    world = World("a", "b", 1, min_awake=0.0)
+    world.use(a=(1, 1), b=1)
+    world.now += HELD_SECONDS - 0.1
+    assert world.decide() == ([], []), "its request has not reached it"
+    world.use(a=(1, 0), b=1)
+    assert world.decide() == ([], [("a", WANTED)])
+    world = World("a", "b", 1, min_awake=0.0)
+    world.use(a=(1, 1), b=1)
+    world.now += HELD_SECONDS
+    assert world.decide() == ([], [("a", WANTED)]), "it may be that nothing ever does"
 
 
 def test_a_model_whose_requests_end_between_two_looks_counts_as_used() -> None:

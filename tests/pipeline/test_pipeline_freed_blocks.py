@@ -16,6 +16,7 @@ import grpc
 import pytest
 from support.pipeline.grpc_client import address_of, stub_of
 from support.pipeline.served import BUILT_IN, Served, served
+from support.polling import until
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
@@ -80,18 +81,18 @@ def whole(server: Served, name: str, step: int) -> HttpClient:
     return HttpClient(server, name, step, stream=False)
 
 
-def until(server: Served, name: str, holds: Callable[[dict[str, Any]], Any]) -> None:
+def until_told(server: Served, name: str, holds: Callable[[dict[str, Any]], Any]) -> None:
     """Returns when that holds of what the server tells of the request."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def is_told() -> bool:
         with (
             contextlib.suppress(urllib.error.HTTPError),  # it has not come yet
             urllib.request.urlopen(f"{server.url}/v1/requests/{name}", timeout=10) as answer,
         ):
-            if holds(json.load(answer)):
-                return
-        time.sleep(0.005)
-    raise AssertionError(name)
+            return bool(holds(json.load(answer)))
+        return False
+
+    until(is_told, told=name)
 
 
 def has_begun(life: dict[str, Any]) -> bool:
@@ -105,12 +106,12 @@ def test_a_client_that_goes_away_makes_room_for_a_prompt_that_waits_for_its_bloc
     """Within 500 ms; it prints how soon that is seen from outside."""
     kind = request.node.callspec.id
     first = connect(server, f"first-{kind}", 7)
-    until(server, f"first-{kind}", lambda life: life["state"] == "first_token")
+    until_told(server, f"first-{kind}", lambda life: life["state"] == "first_token")
     second = connect(server, f"second-{kind}", 11)
-    until(server, f"second-{kind}", lambda life: life["waits_for"] == "slot")
+    until_told(server, f"second-{kind}", lambda life: life["waits_for"] == "slot")
     left = time.monotonic()
     first.leave()
-    until(server, f"second-{kind}", has_begun)
+    until_told(server, f"second-{kind}", has_begun)
     seconds = time.monotonic() - left
     second.leave()
     print(f"it has begun {1000 * seconds:.0f} ms after the first has left")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.pipeline.grpc_client import address_of, details_of, gathered, stub_of
 from support.pipeline.served import BUILT_IN, Served, SharedServers
+from support.polling import until
 
 from penstock.protocol.grpc import penstock_pb2 as pb
 
@@ -346,7 +346,4 @@ def test_calls_are_counted_by_method_and_code(server: Served, stub: Any) -> None
             return str(answer.read().decode())
 
     row = 'penstock_grpc_requests_total{code="OK",method="/penstock.v1.Penstock/Models"}'
-    deadline = time.monotonic() + 30
-    while row not in counted():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: row in counted(), 30)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from support.chaos.victims import find
 from support.pipeline.adapter_folders import write_adapter
 from support.pipeline.clients import Answer, take_event
 from support.pipeline.served import SMALL, Served, added_key, served
+from support.polling import until
 
 from penstock.loadtest.models.make_adapters import linear_sizes
 
@@ -70,10 +70,7 @@ class Setup(NamedTuple):
 
     def until(self, name: str, fits: Callable[[float], bool]) -> None:
         """Wait for a metric, which travels in the beats."""
-        deadline = time.monotonic() + 60.0
-        while not fits(found := self.metric(name)):
-            assert time.monotonic() < deadline, f"{name} is {found}"
-            time.sleep(0.1)
+        until(lambda: fits(self.metric(name)), told=lambda: f"{name} is {self.metric(name)}")
 
     def wait_until_none_is_loaded(self) -> None:
         """Memory of what was unloaded is given back a moment later."""

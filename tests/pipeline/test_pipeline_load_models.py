@@ -18,6 +18,7 @@ import psutil
 import pytest
 from support.chaos.victims import children, find
 from support.pipeline.served import Served, added_key, served
+from support.polling import until
 
 from penstock.loadtest.models.make_model import make_model
 from penstock.protocol.process.running_servers import RECORD, ServerRecord
@@ -84,10 +85,7 @@ class Setup(NamedTuple):
             return False
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}\n{self.server.output[-4000:]}"
-            time.sleep(0.05)
+        until(condition, WAIT_S, told=lambda: f"{what}\n{self.server.output[-4000:]}")
 
 
 class Stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.pipeline.served import SMALL, Served, SharedServers
+from support.polling import until
 
 RETAIN = {"cache_control": {"type": "ephemeral"}}
 RELEASE = {"cache_control": {"type": "release"}}
@@ -41,12 +41,16 @@ def completed(server: Served, prompt: str, **more: Any) -> tuple[str, int, int]:
     return answer["choices"][0]["text"], usage["prompt_tokens"], cached
 
 
+def blocks_retained(server: Served) -> int:
+    return int(server.metrics().get(RETAINED, 0))
+
+
 def retained(server: Served, expected: int) -> None:
     """Wait until the engine says that it retains so many blocks."""
-    deadline = time.monotonic() + 60
-    while (found := server.metrics().get(RETAINED, 0.0)) != expected:
-        assert time.monotonic() < deadline, f"{found} blocks are retained, not {expected}"
-        time.sleep(0.05)
+    until(
+        lambda: blocks_retained(server) == expected,
+        told=lambda: f"{blocks_retained(server)} blocks are retained, not {expected}",
+    )
 
 
 def test_a_prompt_is_computed_ahead_of_its_use_retained_and_released(server: Served) -> None:
@@ -68,10 +72,8 @@ def test_anthropics_blocks_retain_what_lies_ahead_of_them(server: Served) -> Non
     counted = post(server, "messages/count_tokens", **body)["input_tokens"]
     empty = post(server, "messages", max_tokens=0, **body)
     assert (empty["stop_reason"], empty["usage"]["output_tokens"]) == ("max_tokens", 0)
-    deadline = time.monotonic() + 60
-    while not 0 < (blocks := int(server.metrics().get(RETAINED, 0))) * 16 < counted:
-        assert time.monotonic() < deadline, f"{blocks} blocks are retained"
-        time.sleep(0.05)
+    blocks = until(lambda: blocks_retained(server))
+    assert blocks * 16 < counted
     body["messages"] = [{"role": "user", "content": "Something else?"}]
     answer = post(server, "messages", max_tokens=2, **body)
     assert answer["usage"]["cache_read_input_tokens"] >= 16 * blocks

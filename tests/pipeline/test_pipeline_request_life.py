@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from typing import Any
 
 import pytest
 from support.pipeline.served import Served, served
+from support.polling import until
 
 SLOW_PREFILL = (
     *("--device", "null", "--null-step-ms", "150", "--max-num-batched-tokens", "64"),
@@ -54,14 +54,15 @@ def life(server: Served, name: str) -> dict[str, Any]:
 
 def until_told(server: Served, name: str, state: str, tokens: range) -> dict[str, Any]:
     """As an engine tells it, once it is in this state with so many prompt tokens computed."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+
+    def told() -> dict[str, Any] | None:
         found = life(server, name)
         is_told = found.get("told_by") == "engine" and found["state"] == state
-        if is_told and found["prefilled_tokens"] in tokens:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{name} did not become {state}: {life(server, name)}")
+        return found if is_told and found["prefilled_tokens"] in tokens else None
+
+    found = until(told, 90, told=lambda: f"{name} is no {state}: {life(server, name)}")
+    assert found is not None
+    return found
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import math
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from support.pipeline.restarted_engine import LATE, all_wait
 from support.pipeline.served import Served, served
+from support.polling import until
 
 DEMO = Path(__file__).resolve().parents[2] / "demo/model"
 LABELS = {"ranker": ["relevant"], "labels": ["calm", "rising", "flood"]}
@@ -183,7 +183,4 @@ def test_a_ranking_is_the_same_though_processes_are_killed(server: Served, role:
 
 
 def wait_until_it_runs(server: Served) -> None:
-    deadline = time.monotonic() + 30
-    while server.metrics().get("penstock_requests_running", 0) < 1:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: server.metrics().get("penstock_requests_running", 0) >= 1, 30)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from support.pipeline.served import START_SECONDS, Served, served, start_service
+from support.polling import until
 
 SECONDS = 10.0
 
@@ -29,10 +30,7 @@ def server() -> Iterator[Served]:
 
 def engines_are_ready(server: Served, count: int) -> None:
     """Wait for so many: a server is ready with its first, and the others come later."""
-    deadline = time.monotonic() + START_SECONDS
-    while len(schedulers(server)) < count:
-        assert time.monotonic() < deadline, server.output
-        time.sleep(0.1)
+    until(lambda: len(schedulers(server)) >= count, START_SECONDS, told=lambda: server.output)
 
 
 @contextlib.contextmanager
@@ -85,11 +83,9 @@ def schedulers(server: Served) -> dict[str, psutil.Process]:
     }
 
 
-def until(is_so: Callable[[], bool], asked: threading.Thread) -> None:
-    """Wait for something while a request runs."""
-    while not is_so():
-        assert asked.is_alive(), "the answer came too soon"
-        time.sleep(0.1)
+def until_while_it_runs(is_so: Callable[[], bool], asked: threading.Thread) -> None:
+    until(lambda: is_so() or not asked.is_alive())
+    assert asked.is_alive(), "the answer came too soon"
 
 
 @pytest.mark.slow
@@ -101,15 +97,17 @@ def test_an_answer_that_a_smaller_engine_cannot_hold_goes_on_in_one_that_can() -
         asked = threading.Thread(target=lambda: found.append(server.post("/v1/completions", body)))
         asked.start()
         (first,) = schedulers(server)
-        until(lambda: server.metrics()["penstock_generation_tokens_total"] > 0, asked)
+        until_while_it_runs(lambda: server.metrics()["penstock_generation_tokens_total"] > 0, asked)
         small = ("--engine", "small")
         added = [
             start_service(server, "scheduler", *small),
             start_service(server, "worker", *small, *flags, "--max-model-len", "64"),
         ]
         try:
-            until(lambda: "small" in schedulers(server), asked)
-            until(lambda: server.metrics()["penstock_generation_tokens_total"] > 100, asked)
+            until_while_it_runs(lambda: "small" in schedulers(server), asked)
+            until_while_it_runs(
+                lambda: server.metrics()["penstock_generation_tokens_total"] > 100, asked
+            )
             schedulers(server)[first].kill()
             asked.join(60)
         finally:

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import IO
 
 import psutil
 from support.chaos.victims import is_ready, members
+from support.polling import until
 
 PATIENCE = 60.0
 FENCED = 5
@@ -101,10 +101,7 @@ class ByHand:
         return members(self.url)
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not is_ready(self.url):
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.05)
+        until(lambda: is_ready(self.url), PATIENCE, told=lambda: self.output)
 
     @property
     def output(self) -> str:

@@ -18,6 +18,7 @@ import psutil
 from support.chaos.by_hand import FENCED, PATIENCE, OneProcess
 from support.chaos.victims import children, find, members, whole_again
 from support.pipeline.served import Served
+from support.polling import until
 
 ROLES = ("router", "tokenizer", "scheduler", "worker", "frontend")
 KINDS = ("kill", "kill", "stop", "two", "pause", "late", "late", "add", "remove", "crash")
@@ -156,10 +157,11 @@ class Mishaps:
             one.send(signal.SIGSTOP)
         try:
             self._added[name] = self._start(name)
-            deadline = time.monotonic() + PATIENCE
-            while {one.process.pid for one in late} & members(self._server.url):
-                assert time.monotonic() < deadline, "a stopped process is still a member"
-                time.sleep(0.05)
+            until(
+                lambda: not ({one.process.pid for one in late} & members(self._server.url)),
+                PATIENCE,
+                told="a stopped process is still a member",
+            )
         finally:
             for one in late:
                 one.send(signal.SIGCONT)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
 from penstock.services.worker.speculation.setup import (
+    GPU_LEAST_GAIN,
     GPU_TRIED_EVERY,
     make_drafting,
     may_draft,
@@ -284,3 +287,47 @@ def test_drafts_are_looked_for_where_that_takes_little_of_a_step() -> None:
     for rows in (1, 128):
         budget.costs.observe(rows, 1e-3)
     assert budget.may_look(8) and not budget.may_look(128)
+
+
+def seconds_and_tokens(cost: float, pause: float, accepted: float, steps: int) -> tuple[float, int]:
+    """Of steps of one row on a GPU, each of which takes a second without drafts. cost: of one with
+    drafts; pause: what it takes to wait for a token; accepted: share of the tokens that are what
+    was drafted. A draft is found in every step."""
+    chance, row = random.Random(7), Acceptance()
+    budget = DraftBudget(64, apart=True, least_gain=GPU_LEAST_GAIN, tried_every=GPU_TRIED_EVERY)
+    budget.costs.observe(1, 1.0)
+    seconds, tokens = 0.0, 0
+    for _ in range(steps):
+        took, brought = 1.0, 1
+        if budget.may_look(1):
+            draft = Draft([1] * 10, OWN, chance.choice([3, 5, 8, 20]))
+            found = Candidate(0, draft, budget.share(draft, row))
+            waits = any(budget.choose(1, [found], under_way=1))
+            right = waits and chance.random() < accepted
+            (wanted,) = budget.choose(1, [found]) if right else [0]
+            took += pause if waits else 0.0
+            if waits:
+                budget.observe(draft, 1, int(right), row)
+            if wanted:
+                took = cost + pause
+                while brought <= wanted and chance.random() < accepted:
+                    brought += 1
+                budget.observe(draft, wanted, brought - 1, row)
+                budget.drafted_costs.observe(1 + wanted, took)
+            if waits:
+                budget.learn(1, brought - took)
+            budget.looked(wanted > 0)
+        seconds, tokens = seconds + took, tokens + brought
+    return seconds, tokens
+
+
+@pytest.mark.parametrize("cost", [1.1, 1.5, 4.0])
+@pytest.mark.parametrize("pause", [0.05, 0.5, 3.0])
+def test_drafts_lose_no_more_than_a_fiftieth_whatever_becomes_of_them(
+    cost: float, pause: float
+) -> None:
+    for accepted in (0.0, 0.2, 0.4, 0.6, 0.8, 0.95):
+        seconds, tokens = seconds_and_tokens(cost, pause, accepted, 2000)
+        assert seconds < 1.02 * tokens, accepted
+    seconds, tokens = seconds_and_tokens(1.1, 0.05, 0.95, 2000)
+    assert tokens > 4 * seconds, "where they are right, they pay"

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.gpu.added_rows import AddedRows, with_added
 from penstock.kernels.gpu.device_functions import rms_normed, rms_scale
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 
@@ -61,7 +62,7 @@ def sum_of_parts(x, at, inside, stride, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_normed_kernel(
-    x, x_weight, residual, weight, out, eps, rows,
+    x, x_weight, residual, weight, out, eps, rows, more, adapters,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -72,13 +73,14 @@ def _add_normed_kernel(
     begin_early(EARLY)
     at = row * WIDTH + column
     value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = with_added(value, more, adapters, row, at, inside)
     value = rms_normed(value, x_factor, eps, WIDTH).to(residual.dtype.element_ty)
     _add_and_norm(value.to(tl.float32), factor, residual, out, at, inside, eps, WIDTH)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_rms_norm_kernel(
-    x, residual, weight, out, eps, rows,
+    x, residual, weight, out, eps, rows, more, adapters,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -88,6 +90,7 @@ def _add_rms_norm_kernel(
     begin_early(EARLY)
     at = row * WIDTH + column
     value = sum_of_parts(x, at, inside, rows * WIDTH, PARTS)
+    value = with_added(value, more, adapters, row, at, inside)
     _add_and_norm(value, factor, residual, out, at, inside, eps, WIDTH)
 
 
@@ -106,28 +109,43 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def add_normed(
-    x: Tensor, x_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor
+    x: Tensor,
+    x_weight: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    added: AddedRows | None = None,
 ) -> None:
     """``residual += rms_norm(x, x_weight)``, both rounded to its type, then out =
     rms_norm(residual, weight). x: [N, D], or [P, N, D], parts whose sum is it; residual, out:
-    [N, D]; all contiguous; weights: [D]."""
+    [N, D]; all contiguous; weights: [D]; added: to x."""
     rows, width = residual.shape
     if rows:
         _add_normed_kernel[(rows,)](
-            x, x_weight, residual, weight, out, eps, rows, width, triton.next_power_of_2(width),
-            len(x) if x.ndim == 3 else 1, EARLY, num_warps=_warps(width), launch_pdl=EARLY,
+            x, x_weight, residual, weight, out, eps, rows, *(added or (None, None)), width,
+            triton.next_power_of_2(width), len(x) if x.ndim == 3 else 1, EARLY,
+            num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    added: AddedRows | None = None,
+) -> None:
     """``residual += x``, rounded to its type, then out = rms_norm(residual).
 
     x: [N, D], or [P, N, D], parts whose sum is it; residual, out: [N, D]; all contiguous; weight:
-    [D].
+    [D]; added: to x.
     """
     rows, width = residual.shape
     if rows:
         _add_rms_norm_kernel[(rows,)](
-            x, residual, weight, out, eps, rows, width, triton.next_power_of_2(width),
-            len(x) if x.ndim == 3 else 1, EARLY, num_warps=_warps(width), launch_pdl=EARLY,
+            x, residual, weight, out, eps, rows, *(added or (None, None)), width,
+            triton.next_power_of_2(width), len(x) if x.ndim == 3 else 1, EARLY,
+            num_warps=_warps(width), launch_pdl=EARLY,
         )  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu.activation import gated_product
+from penstock.kernels.gpu.added_rows import AddedRows
 from penstock.kernels.gpu.low_rank import (
     FEW_TILE,
     MANY_TILE,
@@ -18,6 +22,7 @@ from penstock.kernels.gpu.low_rank import (
     shrink,
     small_numbers,
 )
+from penstock.kernels.gpu.norm import add_normed, add_rms_norm
 from penstock.kernels.low_rank import StackedLowRank
 from penstock.kernels.low_rank import add_stacked as reference
 
@@ -45,17 +50,23 @@ def on_device(adapters: list[int], size: int, padding: int) -> RowTiles:
     held[:, : tiles.shape[1]] = tiles
     rest = np.zeros(rows - len(order))
     both = [torch.from_numpy(each).to(DEVICE) for each in (np.append(order, rest), held)]
-    return RowTiles(both[0].int(), both[1], count, rows, size)
+    owners = torch.tensor(adapters + [-1] * padding, dtype=torch.int32, device=DEVICE)
+    return RowTiles(both[0].int(), both[1], count, rows, size, owners)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("parts", [(96,), (160, 48, 48), (96, 96)], ids=str)
+@pytest.mark.parametrize(
+    ("parts", "rank"),
+    [((96,), 32), ((160, 48, 48), 32), ((96, 96), 48), ((256, 128, 128), 32), ((128,), 48)],
+    ids=str,
+)
 @pytest.mark.parametrize("size", [FEW_TILE, MANY_TILE])
 def test_rows_get_what_their_own_adapter_adds(
-    size: int, parts: tuple[int, ...], dtype: torch.dtype
+    size: int, parts: tuple[int, ...], rank: int, dtype: torch.dtype
 ) -> None:
-    ranks, inputs = [4, 16, 1, 32, 24], 1100 if ON_GPU else 72
-    layer = stacked(inputs, parts, ranks, 32, dtype)
+    """Of parts with and without whole blocks of outputs, and of ranks that are read in pieces."""
+    ranks, inputs = [4, 16, 1, rank, 24], 1100 if ON_GPU else 72
+    layer = stacked(inputs, parts, ranks, rank, dtype)
     draw = np.random.default_rng(size)
     for rows, most in ((1, 1), (40, ADAPTERS), (90, 2), (700 if ON_GPU else 5, ADAPTERS)):
         adapters = draw.integers(-1, most, rows).tolist()
@@ -69,12 +80,50 @@ def test_rows_get_what_their_own_adapter_adds(
         small.fill_(float("nan"))
         highest = torch.tensor(ranks, dtype=torch.int32, device=DEVICE)
         for kind in {torch.float32, dtype}:
-            found = out.to(kind).to(DEVICE)
+            found = out.to(DEVICE, kind, copy=True)
             shrink(x.to(DEVICE), on, highest, step, small)
             expand(found, on, highest, step, small)
             assert error(found.cpu(), wanted) < tolerance(dtype)
             without = torch.tensor(adapters) < 0
             assert torch.equal(found.cpu()[without], out.to(kind)[without])
+            alone = torch.full_like(found, 7.0)
+            expand(alone, on, highest, step, small, add=False)
+            assert error((out + alone.cpu())[~without], wanted[~without]) < tolerance(dtype)
+            assert (alone[without.to(DEVICE)] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_and_gates_add_what_rows_get_more_to_the_product(dtype: torch.dtype) -> None:
+    """Rows without an adapter have the bits that they have where there are none."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x, more, residual = draw(3, 2 * 48), draw(3, 2 * 48), draw(3, 48)
+    weights = draw(2, 48)
+    without = [1]
+    more[without] = float("nan")  # no one has written it
+    adapters = torch.tensor([4, -1, 0], dtype=torch.int32, device=DEVICE)
+    both = x + more.nan_to_num(0.0)
+
+    def kernels(rows: torch.Tensor, added: torch.Tensor | None) -> list[torch.Tensor]:
+        results = []
+        for kernel in (add_rms_norm, partial(add_normed, x_weight=weights[1].to(DEVICE))):
+            sums, out = residual.clone().to(DEVICE), torch.empty(3, 48, dtype=dtype, device=DEVICE)
+            some = None if added is None else AddedRows(added[:, :48].contiguous(), adapters)
+            half = rows[:, :48].contiguous()
+            kernel(half, residual=sums, weight=weights[0].to(DEVICE), eps=1e-6, out=out, added=some)
+            results += [sums, out]
+        out = torch.empty(3, 48, dtype=dtype, device=DEVICE)
+        gated_product(rows, out, added=None if added is None else AddedRows(added, adapters))
+        return [*results, out]
+
+    found = kernels(x.to(DEVICE), more.to(DEVICE))
+    for got, wanted in zip(found, kernels(both.to(DEVICE), None), strict=True):
+        assert error(got.cpu(), wanted.cpu()) < tolerance(dtype)
+    for got, plain in zip(found, kernels(x.to(DEVICE), None), strict=True):
+        assert torch.equal(got[without], plain[without])
 
 
 def test_tiles_hold_the_rows_of_one_adapter_each_and_all_of_them() -> None:

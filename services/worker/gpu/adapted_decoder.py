@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.added_rows import AddedRows
 from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, expand, shrink, small_numbers
 from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
@@ -60,8 +61,8 @@ class AdaptedDecoder(StepDecoder):
         decoder = self._decoder
         config = decoder.config
         return LayerProducts(
-            decoder.weights, decoder.space, config.rms_norm_eps, self._low_rank.behind(linears),
-            config.activation,
+            decoder.weights, decoder.space, config.rms_norm_eps,
+            self._low_rank.with_updates(linears), config.activation,
         )  # fmt: skip
 
     def _for(self, rows: int) -> LayerProducts:
@@ -127,30 +128,63 @@ class _LowRankLayers:
         self._small = torch.empty(
             small_numbers(max_rows, widest), dtype=torch.float32, device=device
         )
+        outputs = max(space.normed.shape[1], space.gate_up.shape[1])
+        self._more = space.normed.new_empty(min(max_rows, SPLIT_ROWS) * outputs)
 
-    def behind(self, linears: LayerLinears[RowsLinear]) -> LayerLinears[RowsLinear]:
-        """The products, each followed by what adapters add to it."""
+    def with_updates(self, linears: LayerLinears[RowsLinear]) -> LayerLinears[RowsLinear]:
+        """The products, and what adapters add to them."""
         stacks = LayerLinears(*zip(*self._adapters.stacks, strict=True))
-        all = zip(linears, self._inputs, stacks, strict=True)
-        return LayerLinears(*(self._behind(*one) for one in all))
+        return LayerLinears(
+            self._behind(linears.qkv, self._inputs.qkv, stacks.qkv),
+            self._beside(linears.output, self._inputs.output, stacks.output),
+            self._beside(linears.up, self._inputs.up, stacks.up),
+            self._beside(linears.down, self._inputs.down, stacks.down),
+        )
 
     def _behind(
         self, linear: RowsLinear, x: Tensor, stacks: Sequence[StackedLowRank]
     ) -> RowsLinear:
+        """A product to which the updates are added in place."""
         if linear.norm_inside or linear.gate_inside or linear.sum_inside or linear.ranks:
             raise ValueError("adapters come behind a plain product alone")
 
         def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
-            stack, step, product = stacks[layer], self.tiles, out
-            ranks, small = self._adapters.ranks, self._small
-
-            def multiplied() -> None:
-                nonlocal product
-                product = linear.multiply(layer, rows, out)
-
-            self._side.run(multiplied, lambda: shrink(x[:rows], stack, ranks, step, small))
+            product = self._side.run(
+                lambda: linear.multiply(layer, rows, out),
+                lambda: self._shrink(stacks[layer], x[:rows]),
+            )
             # Of a product in parts, whose sum it is, the first part gets the update.
-            expand(product if product.ndim == 2 else product[0], stack, ranks, step, small)
+            self._expand(stacks[layer], product if product.ndim == 2 else product[0], add=True)
             return product
 
         return RowsLinear(multiply)
+
+    def _beside(
+        self, linear: RowsLinear, x: Tensor, stacks: Sequence[StackedLowRank]
+    ) -> RowsLinear:
+        """A product to which whoever reads it adds the updates; in place if there are many rows."""
+        behind, outputs = self._behind(linear, x, stacks), sum(stacks[0].parts)
+
+        def added(rows: int) -> AddedRows | None:
+            if rows > SPLIT_ROWS:
+                return None
+            return AddedRows(self._more[: rows * outputs].view(rows, outputs), self.tiles.adapters)
+
+        def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
+            update = added(rows)
+            if update is None:
+                return behind.multiply(layer, rows, out)
+
+            def low_rank() -> None:
+                self._shrink(stacks[layer], x[:rows])
+                self._expand(stacks[layer], update.more, add=False)
+
+            return self._side.run(lambda: linear.multiply(layer, rows, out), low_rank)
+
+        return RowsLinear(multiply, added=added)
+
+    def _shrink(self, stack: StackedLowRank, x: Tensor) -> None:
+        shrink(x, stack, self._adapters.ranks, self.tiles, self._small)
+
+    def _expand(self, stack: StackedLowRank, out: Tensor, *, add: bool) -> None:
+        expand(out, stack, self._adapters.ranks, self.tiles, self._small, add=add)

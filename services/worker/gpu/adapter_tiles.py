@@ -6,7 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.low_rank import FEW_TILE, MANY_TILE, RowTiles, most_tiles, row_tiles
+from penstock.kernels.gpu.low_rank import (
+    FEW_TILE,
+    MANY_TILE,
+    SPLIT_ROWS,
+    RowTiles,
+    most_tiles,
+    row_tiles,
+)
 from penstock.services.worker.gpu.batch_state import RING
 from penstock.services.worker.slots import IntArray, PlannedStep, SlotTable
 
@@ -24,7 +31,7 @@ class AdapterTiles:
         most = max(
             most_tiles(max_rows, MANY_TILE, adapters), most_tiles(sampled, FEW_TILE, adapters)
         )
-        lengths = [max_rows, 3 * most, sampled, 3 * most]
+        lengths = [max_rows, 3 * most, SPLIT_ROWS, sampled, 3 * most, SPLIT_ROWS]
         self._places = np.cumsum([0, *(-(-n // 32) * 32 for n in lengths)]).tolist()
         self._most = most
         self._device = torch.full((self._places[-1],), -1, dtype=torch.int32, device=device)
@@ -55,18 +62,20 @@ class AdapterTiles:
             host = self._ring[ring]
             size = MANY_TILE if step.chunks else FEW_TILE
             self._pack(host.numpy(), 0, owners, size)
-            self._pack(host.numpy(), 2, held[step.sampled], FEW_TILE)
+            self._pack(host.numpy(), 3, held[step.sampled], FEW_TILE)
             self._device.copy_(host, non_blocking=True)
         return self._any
 
     def _pack(self, host: IntArray, which: int, adapters: IntArray, size: int) -> None:
         """which: of ``_places``, where the list begins."""
         order, tiles = row_tiles(adapters, size)
-        begin, middle = self._places[which : which + 2]
+        begin, middle, last = self._places[which : which + 3]
         host[begin : begin + len(order)] = order
         held = host[middle : middle + 3 * self._most].reshape(3, self._most)
         held[0, tiles.shape[1] :] = -1
         held[:, : tiles.shape[1]] = tiles
+        of_rows, few = host[last : last + SPLIT_ROWS], adapters[:SPLIT_ROWS]
+        of_rows[: len(few)], of_rows[len(few) :] = few, -1
 
     def forget(self) -> None:
         """The device's lists may be anything."""
@@ -78,9 +87,10 @@ class AdapterTiles:
 
     def sampled(self, rows: int) -> RowTiles:
         """Of up to ``rows`` sampled rows."""
-        return self._tiles(2, rows, FEW_TILE)
+        return self._tiles(3, rows, FEW_TILE)
 
     def _tiles(self, which: int, rows: int, size: int) -> RowTiles:
-        order, middle = (self._device[place:] for place in self._places[which : which + 2])
+        order, middle, last = (self._device[place:] for place in self._places[which : which + 3])
         tiles: Tensor = middle[: 3 * self._most].view(3, self._most)
-        return RowTiles(order, tiles, most_tiles(rows, size, self._adapters), rows, size)
+        launched = most_tiles(rows, size, self._adapters)
+        return RowTiles(order, tiles, launched, rows, size, last[:SPLIT_ROWS])

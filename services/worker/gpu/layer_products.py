@@ -93,7 +93,7 @@ class LayerProducts:
             up.multiply(layer, rows, activated)
         else:
             gate_up = up.multiply(layer, rows, self._space.gate_up[:rows])
-            gated_product(gate_up, activated, self._activation)
+            gated_product(gate_up, activated, self._activation, up.added(rows))
 
     def down(self, layer: int, rows: int) -> None:
         """Add to ``residual``."""
@@ -125,10 +125,11 @@ class LayerProducts:
                 all_reduce_add_norm(product, residual, norm, self._eps, normed, shared, x_norm)
                 return
             linear.ranks.sum(product)
+        added = linear.added(rows)
         if x_norm is None:
-            add_rms_norm(product, residual, norm, self._eps, normed)
+            add_rms_norm(product, residual, norm, self._eps, normed, added)
         else:
-            add_normed(product, x_norm, residual, norm, self._eps, normed)
+            add_normed(product, x_norm, residual, norm, self._eps, normed, added)
 
 
 class LibraryProducts(LayerProducts):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from penstock.kernels.gpu.added_rows import AddedRows
 from penstock.kernels.gpu.few_rows_linear import few_rows_linear
 from penstock.kernels.gpu.side_by_side import side_by_side
 from penstock.kernels.gpu.skinny_linear import skinny_linear
@@ -41,6 +42,8 @@ class RowsLinear(NamedTuple):
     """It adds to ``out``, the residual stream."""
     ranks: RankGroup | None = None
     """It writes this rank's part of a sum over these."""
+    added: Callable[[int], AddedRows | None] = lambda rows: None
+    """Of so many rows: what whoever reads the product is to add to it."""
 
 
 def library_linears(layers: list[DenseLayer], space: Workspace) -> LayerLinears[RowsLinear]:

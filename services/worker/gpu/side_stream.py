@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class SideStream:
@@ -13,16 +16,18 @@ class SideStream:
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def run(self, one: Callable[[], None], other: Callable[[], None]) -> None:
+    def run(self, one: Callable[[], T], other: Callable[[], None]) -> T:
         """Both after what is on the present stream, both ahead of what follows; neither may write
-        what the other reads or writes. May be recorded as part of a graph."""
+        what the other reads or writes. May be recorded as part of a graph. Returns what ``one``
+        returns."""
         if self._side is None:
-            one()
+            result = one()
             other()
-            return
+            return result
         here = torch.cuda.current_stream()
         self._side.wait_stream(here)
-        one()
+        result = one()
         with torch.cuda.stream(self._side):
             other()
         here.wait_stream(self._side)
+        return result

@@ -23,6 +23,8 @@ from support.kernels.pretended_gpu import CAPABILITY, SHARED_BYTES
 from support.kernels.quantized_weights import quantized_weights
 
 from penstock.kernels.gpu import prefill_attention, rows_linear_hopper
+from penstock.kernels.gpu.activation import gated_product
+from penstock.kernels.gpu.added_rows import AddedRows
 from penstock.kernels.gpu.adjust_logits import adjust_logits
 from penstock.kernels.gpu.all_reduce import PeerRows, all_reduce, all_reduce_add_norm
 from penstock.kernels.gpu.attention_arguments import (
@@ -59,6 +61,7 @@ from penstock.kernels.gpu.low_rank import (
     shrink,
     small_numbers,
 )
+from penstock.kernels.gpu.norm import add_normed, add_rms_norm
 from penstock.kernels.gpu.packed_rows import (
     KINDS,
     DistanceBias,
@@ -235,11 +238,16 @@ def low_rank(dtype: torch.dtype) -> None:
         )  # fmt: skip
         for size in (FEW_TILE, MANY_TILE):
             for rows, kind in ((64, dtype), (1024, dtype), (64, torch.float32)):
-                step = RowTiles(numbers, numbers[:48].view(3, 16), 4, rows, size)
+                step = RowTiles(numbers, numbers[:48].view(3, 16), 4, rows, size, numbers)
                 x, out = torch.zeros(rows, 384, dtype=dtype), torch.zeros(rows, 512, dtype=kind)
                 small = torch.zeros(small_numbers(rows, 2 * rank))
                 shrink(x, layer, numbers, step, small)
                 expand(out, layer, numbers, step, small)
+                expand(out, layer, numbers, step, small, add=False)
+    out, weight, added = out.to(dtype), out[0].to(dtype), AddedRows(out.to(dtype), numbers)
+    add_rms_norm(out, out, weight, 1e-6, out, added)
+    add_normed(out, weight, out, weight, 1e-6, out, added)
+    gated_product(out, out[:, :256].contiguous(), added=added)
 
 
 def fixed_order(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.worker.tiny_models import make_model, some_prompts
 from support.worker.whole_logits import READ_BY_NEWER, assert_alike, configured
 
 from penstock.protocol.model_info import BadModelFolder, read_model_info
@@ -40,3 +42,15 @@ def test_attention_in_both_directions_is_refused(
     info = read_model_info(folder)
     with pytest.raises(BadModelFolder, match="use_bidirectional_attention"):
         adapter_for(info).specification(info)
+
+
+def test_the_model_to_compare_gemma2_with_caps_its_scores() -> None:
+    """Torch's attention, which transformers 5.17 takes unless told otherwise, would not."""
+    model, prompt = make_model("gemma2"), torch.tensor(some_prompts([9]))
+    found = []
+    for cap in (50.0, 0.5):
+        for layer in model.model.layers:
+            layer.self_attn.attn_logit_softcapping = cap
+        with torch.inference_mode():
+            found.append(model(prompt).logits)
+    assert (found[0] - found[1]).abs().max() > 0.01

@@ -296,6 +296,9 @@ def make_model(variant: str) -> Any:
     torch.manual_seed(len(variant) * 7919 + ord(variant[-1]))
     head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{family}{head}")(config)
+    if getattr(config, "attn_logit_softcapping", None):
+        # torch's attention knows no soft cap; transformers 5.17 takes it all the same.
+        model.set_attn_implementation("eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

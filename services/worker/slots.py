@@ -59,6 +59,8 @@ class SlotTable:
         self._make_columns_of_requests(slots)
         self.row_tokens = 1
         """Tokens that a row may bring, at most."""
+        self.pending = np.zeros(slots, np.int64)
+        """Drafts of steps under way: so far may each slot stand beyond ``position``."""
         self.adapter_numbers: Mapping[str, int] = {}
         """Digest → number of the adapters that are loaded."""
         self._tasks: dict[int, str] = {}
@@ -154,7 +156,8 @@ class SlotTable:
             room = self.room(decoding) > 0
             if not room.all():
                 decoding, full = decoding[room], np.flatnonzero(~room)
-            self.blocks.forget_behind_all(decoding, self.position[decoding])
+            certain = self.position[decoding] - (self.pending[decoding] > 0)
+            self.blocks.forget_behind_all(decoding, certain)
         elif len(decoding):
             self._check_decoding(decoding)
             self.blocks.step_windows(decoding, self.position[decoding])
@@ -169,7 +172,7 @@ class SlotTable:
         positions, and no more are wanted."""
         positions = self.blocks.length[slots] * self.capacity.block_size
         room: IntArray = np.minimum(positions, self.most[slots] - 1) - self.position[slots]
-        return room
+        return room - self.pending[slots]
 
     def took(self, slots: IntArray, counts: IntArray, last: IntArray) -> None:
         """These decoding slots got so many tokens more in a step, each the last of them."""
@@ -235,7 +238,7 @@ class SlotTable:
             )
         self._state[slot] = PREFILLING
         self._known[slot], self._known_from[slot] = tokens, new.start
-        self.position[slot] = new.num_computed
+        self.position[slot], self.pending[slot] = new.num_computed, 0
         self.num_output[slot] = length - new.prompt_len
         self.blocks.clear(slot)
         computed = -(-new.num_computed // limits.block_size)

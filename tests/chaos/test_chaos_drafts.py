@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
 from support.chaos.victims import children, find, nothing_held, whole_again
 from support.pipeline.adapter_folders import write_soft_prompt
 from support.pipeline.served import Served, served
@@ -195,4 +196,28 @@ def test_killed_processes_change_no_stream_with_drafts(
             for case, got, wanted in zip(cases, found, expected, strict=True):
                 assert got == wanted, (role, case)
         assert server.settled()["penstock_spec_decode_draft_tokens_total"] > 0
+        nothing_held(server)
+
+
+def texts(streams: list[Any]) -> list[list[Any]]:
+    """Tokens and ends: the last bits of logprobs depend on what else a GPU computes."""
+    return [
+        [(one["ids"], one["text"], one["finish"]) for _, one in sorted(choices.items())]
+        for choices, _, _ in streams
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_texts_of_a_gpu_are_the_same_with_drafts_also_when_its_worker_is_killed() -> None:
+    """How many drafts there are depends on what steps cost; a worker that is new has had few."""
+    flags = ("--device", "cuda", "--dtype", "float32", "--kv-cache-memory-bytes", "500000000")
+    cases = [*CASES, {"prompt": REPEATED, "temperature": 0, "ignore_eos": True}]
+    with served(*flags) as plain:
+        expected = texts(streamed(plain, 150, cases))
+    slow = ("--fault", "worker:sleep=0.002@step", "--restart-wait-s", "120")
+    with served(*flags, *SOURCES["suffix"], *slow) as server:
+        for _ in range(2):
+            assert texts(streamed(server, 150, cases)) == expected
+        assert texts(asyncio.run(struck(server, "worker", cases))) == expected
         nothing_held(server)

@@ -35,8 +35,10 @@ pytestmark = pytest.mark.skipif(
 
 
 class AllDrafts(DraftBudget):
-    def choose(self, rows: int, candidates: list[Candidate], *, under_way: int = 0) -> list[int]:  # type: ignore[override]
-        return [len(one.draft.tokens) for one in candidates]
+    def choose(  # type: ignore[override]
+        self, rows: int, candidates: list[Candidate], pause: float | None = None
+    ) -> list[int]:
+        return [one.most for one in candidates]
 
 
 def test_demo_the_head_that_was_trained_is_served_and_drafts_what_the_model_says() -> None:

@@ -20,6 +20,7 @@ from penstock.kernels.gpu.low_rank import SPLIT_ROWS, RowTiles, expand, shrink, 
 from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.drafted_rows import StepRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
@@ -94,9 +95,13 @@ class AdaptedDecoder(StepDecoder):
         return few_graph_sizes(most, max_rows, shares_prefixes=False)
 
     def body(
-        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+        self,
+        rows: int,
+        num_decode: int,
+        chunks: StepRows | None,
+        shared: bool = False,
     ) -> None:
-        self._low_rank.tiles = self._tiles.all(rows, mixed=chunks is not None)
+        self._low_rank.tiles = self._tiles.all(rows, mixed=isinstance(chunks, ChunkRows))
         self._decoder.body_by(self._for(rows), rows, num_decode, chunks, shared=False)
 
     def head(self, count: int) -> None:

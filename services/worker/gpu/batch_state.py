@@ -121,7 +121,8 @@ class BatchState:
             place = self._places[name]
             return self._array[place : place + sizes[name]]
 
-        self.tables = list(view("tables").view(self._groups, count, self._width))
+        self.all_tables = view("tables").view(self._groups, count, self._width)
+        self.tables = list(self.all_tables)
         """For each group of layers [slots, W]: KV blocks, as numbers of pages ahead of each."""
         self.pages = 1
         """Of a block: see ``kv_pool``."""
@@ -155,14 +156,12 @@ class BatchState:
         self._decoding: IntArray | None = None
         self._sampled: IntArray | None = None
         self._compared: IntArray | None = None
-        self._corrected: IntArray = np.zeros(0, np.int64)
         self._shared = np.append(np.zeros(count, np.int64), -1)
         """``shared_length``, then ``shared_slot``, as the device has them."""
 
     def forget(self) -> None:
         """The device's lists may be anything: the next step sends them whole."""
         self._decoding = self._sampled = self._compared = None
-        self._corrected = np.zeros(0, np.int64)
         self._shared.fill(-2)
         for current in self._lists.values():
             current.fill(-2)
@@ -170,11 +169,6 @@ class BatchState:
     def warm_up(self) -> None:
         """Run the kernel that writes changes, on a number that nothing reads."""
         self._changes.warm_up(self._places["unread"])
-
-    def correct(self, slots: IntArray) -> None:
-        """These decoding slots went on by other than one token: the next step sends what the host
-        knows of them."""
-        self._corrected = slots
 
     def update(self, step: PlannedStep, sample_rows: IntArray, ring: int) -> None:
         """Send what a planned step changes.
@@ -184,9 +178,6 @@ class BatchState:
         """
         self._changes.clear()
         self._add_slots(step)
-        if len(self._corrected):
-            self._add_corrections()
-            self._corrected = np.zeros(0, np.int64)
         for slot, first, blocks in self._slots.blocks.appended:
             self._add_blocks(slot, first, np.array(blocks, np.int64))
         if step.decoding is not self._decoding:
@@ -225,13 +216,6 @@ class BatchState:
         if len(begun) and step.drafts is None:
             # The kernel that commits the token makes it the position after the prompt.
             self._changes.add(self._places["position"] + begun, slots.position[begun] - 1)
-
-    def _add_corrections(self) -> None:
-        slots = self._slots
-        corrected = np.setdiff1d(self._corrected, slots.added) if slots.added else self._corrected
-        for name in ("last_token", "position", "num_output"):
-            column = getattr(slots, name)[corrected].astype(np.int64)
-            self._changes.add(self._places[name] + corrected, column)
 
     def _change_list(self, name: str, wanted: IntArray) -> None:
         """Make a device list ``wanted``, followed by padding; only what differs is sent."""

@@ -26,6 +26,7 @@ from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.coded_products import choose_coded
 from penstock.services.worker.gpu.compressed_layers import Compression, no_compression
+from penstock.services.worker.gpu.drafted_rows import StepRows
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
@@ -154,10 +155,14 @@ class GpuDecoder(StepDecoder):
         return graph_sizes(most, max_rows, layer_operations(self.config), self.shares_prefixes)
 
     def body(
-        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+        self,
+        rows: int,
+        num_decode: int,
+        chunks: StepRows | None,
+        shared: bool = False,
     ) -> None:
         """See ``StepDecoder``; the last layer up to its attention."""
-        products = self.products_for(rows, mixed=chunks is not None)
+        products = self.products_for(rows, mixed=isinstance(chunks, ChunkRows))
         self.body_by(products, rows, num_decode, chunks, shared)
 
     def body_by(
@@ -165,7 +170,7 @@ class GpuDecoder(StepDecoder):
         products: LayerProducts,
         rows: int,
         num_decode: int,
-        chunks: ChunkRows | None,
+        chunks: StepRows | None,
         shared: bool,
     ) -> None:
         """``body`` with these products."""

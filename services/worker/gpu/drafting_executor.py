@@ -1,9 +1,10 @@
 """Executes steps in which decode rows have drafts, on a CUDA device.
 
-A step without drafts is launched while the one before it runs, as ever. Texts then lack the tokens
-that are under way; where they say that drafts would pay all the same, those tokens are waited for,
-and the step is launched with drafts. How many tokens it brings must be known before the next one,
-so its end is waited for, too. What both waits cost is measured as part of such steps.
+Each step is launched while the one before it runs. The host guesses from the tokens that it knows
+how texts go on; the device takes a step's drafts out of these guesses, and advances a slot by those
+that are what was drawn (``guessed_drafts``). The host hears of both when the step is over; until
+then it knows where a slot stands at least and at most. Where waiting for the tokens under way is
+expected to bring more, since the guesses behind them are not likely enough, it waits.
 """
 
 from __future__ import annotations
@@ -15,25 +16,23 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from penstock.kernels.sampling import NOT_FINITE
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.draft_rows import DraftDraws, lay_out
+from penstock.services.worker.gpu.draft_draws import DraftDraws
+from penstock.services.worker.gpu.drafted_rows import DraftedRows
 from penstock.services.worker.gpu.executor import GpuExecutor
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
 from penstock.services.worker.gpu.in_flight import DraftsInFlight, InFlight
+from penstock.services.worker.planned_step import PlannedStep
+from penstock.services.worker.speculation.drafting import with_drafts
 from penstock.services.worker.speculation.verification import (
-    Draws,
     Verified,
-    accept,
     first_rows,
     renumbered,
     with_counts,
-    without,
 )
 
 if TYPE_CHECKING:
     from penstock.protocol.wire.messages.steps import StepPlan, StepResult
-    from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedStep
-    from penstock.services.worker.speculation.drafting import Drafting
+    from penstock.services.worker.speculation.drafting import Drafting, Guess
 
 _WEIGHT = 0.2
 """Of the newest pause in their mean."""
@@ -56,46 +55,54 @@ class DraftingGpuExecutor(GpuExecutor):
         self.capacity = replace(self.capacity, max_row_tokens=1 + drafting.most)
         self._born = np.zeros(self.capacity.max_num_seqs, np.int64)
         """The step from which on each slot's tokens are those of its sequence."""
+        self._under_way = np.zeros(self.capacity.max_num_seqs, np.int64)
+        """Steps whose tokens for each slot are not known yet."""
         self._waited = False
         """Whether the present launch has waited for a step."""
         self._pause = 0.0
-        """Seconds between the end of a step with drafts and the launch of the next."""
+        """Seconds between the end of a step that was waited for and the launch of the next."""
         with torch.inference_mode():
             self._draws = DraftDraws(self._state, self.sampler, self.decoder.space)
             self._draws.warm_up()
-            self.decoder.head_of_all(self.graphs.mixed_rows(2, 1), 2)
+            most = min(self.capacity.max_num_seqs, DRAFTED_ROWS[-1])
+            self._drafted = DraftedRows(self._state, most, self.capacity.block_size)
+            self._drafted.warm_up(self.decoder.space.result, self._draws.result)
+            for graphs in (self.graphs, self.adapted):
+                if graphs is not None:
+                    graphs.take_drafts(self._drafted)
 
     def launch(self, plan: StepPlan) -> None:
         if self.drafting is None:
             super().launch(plan)
             return
-        begun, self._waited = time.perf_counter(), False
-        if self._flight and self._flight[-1].drafts is not None:
-            self._wait_for_all()  # where its slots stand is not known before
+        self._waited = False
+        self._take_those_over(wait=False)
         super().launch(plan)
-        flight = self._flight[-1]
-        flight.launched, flight.waited = begun, self._waited
-        if self._waited and flight.drafts is None:
-            pause = time.perf_counter() - self._last_end
-            self._pause += _WEIGHT * (pause - self._pause)
-            self.drafting.wasted(flight.rows, pause)
+        if self._waited:
+            flight = self._flight[-1]
+            flight.pause = time.perf_counter() - self._last_end
+            self._pause += _WEIGHT * (flight.pause - self._pause)
+            if flight.drafts is None:
+                self.drafting.wasted(flight.rows, flight.pause)
 
-    def _wait_for_all(self) -> None:
-        self._waited = True
+    def _take_those_over(self, *, wait: bool) -> None:
+        """Take the tokens of steps that are over. wait: for all of them."""
         for flight in self._flight:
-            self._is_over(flight, wait=True)
+            if not self._is_over(flight, wait):
+                return
 
     def _launch(self, plan: StepPlan, step: PlannedStep, launched: float) -> InFlight:
         drafting = self.drafting
         if drafting is None:
             return super()._launch(plan, step, launched)
         self._begin(plan, drafting)
-        drafted = self._with_drafts(step, drafting)
-        if drafted.drafts is None:
-            flight = super()._launch(plan, step, launched)
+        guesses = self._guesses(step, drafting)
+        if guesses:
+            flight = self._launch_drafts(plan, step, guesses, launched)
         else:
-            flight = self._launch_drafts(plan, step, drafted.drafts, launched)
-        flight.computed = drafted
+            flight = super()._launch(plan, step, launched)
+            flight.computed = step
+        self._under_way[step.sampled] += 1
         return flight
 
     def _begin(self, plan: StepPlan, drafting: Drafting) -> None:
@@ -103,114 +110,137 @@ class DraftingGpuExecutor(GpuExecutor):
         drafting.begin(plan)
         if plan.full:
             self._born.fill(plan.step)
+            self._under_way.fill(0)
         self._born[plan.gone] = plan.step
         slots = self.slots
         for new in plan.added:
-            self._born[new.slot] = plan.step
+            self._born[new.slot], self._under_way[new.slot] = plan.step, 0
             if slots.asks[new.slot] or slots.logprobs[new.slot] >= 0:
                 drafting.leave(new.slot)
 
-    def _with_drafts(self, step: PlannedStep, drafting: Drafting) -> PlannedStep:
-        """The step with the drafts that pay; waits for what is under way where they seem to."""
+    def _guesses(self, step: PlannedStep, drafting: Drafting) -> list[Guess]:
+        """Those of the drafts that pay; waits for what is under way where that pays more."""
         if not drafting.budget.may_look(len(step.decoding)):
-            return step
-        under_way = sum(not self._is_over(flight, wait=False) for flight in self._flight)
-        drafting.budget.lead_seconds = self._pause if under_way else 0.0
-        if under_way:
-            if not drafting.pays(step, self.slots, under_way):
-                drafting.budget.looked(False)
-                return step
-            self._wait_for_all()
-        drafted = drafting.draft(step, self.slots)
-        drafting.budget.looked(drafted.drafts is not None)
-        return drafted
+            return []
+        found = drafting.guess(step, self.slots, self._under_way, self._pause)
+        if found is None:
+            self._waited = True
+            self._take_those_over(wait=True)
+            found = drafting.guess(step, self.slots, self._under_way, self._pause)
+        drafting.budget.looked(bool(found))
+        return (found or [])[: self._drafted.most_guesses]
 
     def _launch_drafts(
-        self, plan: StepPlan, step: PlannedStep, drafts: DraftRows, launched: float
+        self, plan: StepPlan, step: PlannedStep, guesses: list[Guess], launched: float
     ) -> InFlight:
-        """step: the one without drafts. Its rows without drafts get what they get in any step."""
-        laid, ring, rows = lay_out(step, drafts), self._next_ring(), len(step.sampled)
-        graphs = self._graphs_of(laid.step, ring)
-        padded = graphs.mixed_rows(laid.num_rows, ChunkRows.tiles_of(laid.step))
-        self.chunks.send(laid.step, padded, self._chunk_buffers[ring], every_row=True)
-        self._state.update(laid.step, laid.sample_rows, ring)
-        graphs.run_mixed(padded, len(laid.step.decoding))
+        """Rows without drafts get what they get in any step."""
+        counts = np.zeros(len(step.decoding), np.int64)
+        counts[[one.row for one in guesses]] = [one.drafts for one in guesses]
+        shown = [one.draft.tokens[: one.drafts] for one in guesses]
+        drafted = with_drafts(step, self.slots, counts, shown)
+        drafts = drafted.drafts
+        if drafts is None:
+            raise ValueError("the step has no drafts")
+        ring, rows, every = self._next_ring(), len(step.decoding), len(drafted.decoding)
+        padded = self.graphs.drafted_rows(every)
+        self._state.update(step, np.arange(rows), ring)
+        later, ahead = self._drafted.place(step.decoding, guesses, padded, ring)
+        owners = np.concatenate((step.decoding, later))
+        graphs = self._graphs_of(PlannedStep(owners, [], owners), ring)
+        graphs.run_drafted(padded)
         host, space = self._results[ring], self.decoder.space
         drawn, failures, openings = self._allow(step, ring)
         failures = failures + self.slots.unreadable_rows(step)
         self._recall(graphs, step, 0)
-        every = len(laid.sample_rows)
-        graphs.decoder.head_of_all(padded, every)
+        graphs.run_head(every)
         self._choose(graphs, step, rows, openings, made=True)
         host.copy_(space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, [])
         more = self._draws.draw(
-            space.logits[rows:every], laid.slots, laid.ahead, ring,
-            limited=self.sampler.needed(laid.slots),
+            space.logits[rows:every], later, ahead, ring, limited=self.sampler.needed(later),
         )  # fmt: skip
+        outcome = self._drafted.accept(space.result, self._draws.result, ring)
+        self.slots.pending[step.decoding] += counts
         return InFlight(
             plan.epoch, plan.step, rows, host, self._event(timed=False), launched, drawn,
-            self._noted(step), failures, logprobs,
-            drafts=DraftsInFlight(drafts, laid.later, more),
+            self._noted(step), failures, logprobs, computed=drafted,
+            drafts=DraftsInFlight(drafts, np.flatnonzero(drafts.ahead), guesses, more, outcome),
         )  # fmt: skip
 
     def _is_over(self, flight: InFlight, wait: bool) -> bool:
         known, before = flight.is_over, self._last_end
         if not super()._is_over(flight, wait):
             return False
-        if not known and self.drafting is not None and flight.computed is not None:
-            if flight.drafts is None:
-                steady = flight.launched <= before and not flight.waited
-                self._take(flight, flight.computed, self.drafting, steady=steady)
-            else:
-                self._take_drafted(flight.drafts, flight, flight.computed, self.drafting)
+        drafting, step = self.drafting, flight.computed
+        if known or drafting is None or step is None:
+            return True
+        if flight.drafts is None:
+            self._take(flight, step, drafting)
+        else:
+            self._take_drafted(flight.drafts, flight, step, drafting)
+        costs = drafting.budget.costs if flight.drafts is None else drafting.budget.drafted_costs
+        if flight.launched <= before or costs.seconds(1) is None:  # else the device has idled
+            drafting.measured(step, flight.seconds, flight.pause)
         return True
 
-    def _take(
-        self, flight: InFlight, step: PlannedStep, drafting: Drafting, *, steady: bool
-    ) -> None:
-        """Show what drafts the tokens of a step without any. steady: it was launched while the one
-        before it ran."""
+    def _take(self, flight: InFlight, step: PlannedStep, drafting: Drafting) -> None:
+        """Show what drafts the tokens of a step without any."""
         tokens = flight.result.numpy()[0, : flight.rows]
         own = self._born[step.sampled] <= flight.step
         slots, tokens = step.sampled[own], tokens[own]
+        self._under_way[slots] -= 1
         self.slots.last_token[slots] = tokens
         drafting.drew(slots, tokens)
-        if steady or drafting.budget.costs.seconds(1) is None:
-            drafting.measured(step, flight.seconds)
 
     def _take_drafted(
         self, drafts: DraftsInFlight, flight: InFlight, step: PlannedStep, drafting: Drafting
     ) -> None:
         first = first_rows(drafts.rows)
-        slots, verified = step.decoding[first], self._verified(flight, drafts, first)
-        last, counts = verified.last, verified.counts
-        again = (verified.bad == NOT_FINITE) & (np.diff(first, append=len(step.decoding)) > 1)
-        if again.any():  # perhaps of a draft alone
-            last = np.where(again, drafts.rows.tokens[first], last)
-            verified = without(verified, again)
-            counts = verified.counts
+        slots, most = step.decoding[first], np.diff(first, append=len(step.decoding)) - 1
+        verified, live = self._verified(flight, drafts, first)
         drafts.verified = verified
-        self.slots.took(slots, counts - 1, last)  # one is counted already
-        self._state.correct(slots[counts != 1])
-        parts = np.split(verified.tokens, np.cumsum(counts)[:-1])
-        drafting.took(slots.tolist(), [part.tolist() for part in parts])
-        drafting.measured(step, flight.seconds)
-        for slot in slots[again].tolist():
+        drafts.drafted = np.zeros(len(slots), np.int64)
+        rows = [one.row for one in drafts.guesses]
+        drafts.drafted[rows] = np.maximum(live, 0)
+        own = self._born[slots] <= flight.step
+        mine, counts = slots[own], verified.counts[own]
+        every = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
+        parts = [every[at].tolist() for at in np.flatnonzero(own)]
+        known = self.slots.last_token[mine].tolist()
+        last = [part[-1] if part else token for part, token in zip(parts, known, strict=True)]
+        self._under_way[mine] -= 1
+        self.slots.pending[mine] -= most[own]
+        self.slots.took(mine, counts - 1, np.array(last, np.int64))  # one is counted already
+        drafting.took(mine.tolist(), parts)
+        kept = np.flatnonzero(own[rows]).tolist()
+        drafting.settled(
+            [drafts.guesses[at] for at in kept], [int(live[at]) for at in kept],
+            [int(verified.counts[rows[at]]) for at in kept],
+        )  # fmt: skip
+        for slot in mine[counts == 0].tolist():
             drafting.leave(slot)
 
     @staticmethod
-    def _verified(flight: InFlight, drafts: DraftsInFlight, first: IntArray) -> Verified:
-        rows, later = drafts.rows, drafts.later
-        both = np.empty((2, len(rows.ahead)), np.int64)
-        both[:, first] = flight.result.numpy()[:, : flight.rows]
-        both[:, later] = drafts.more.numpy()[:, : len(later)]
-        return accept(rows, Draws(both[0], both[1]))
+    def _verified(
+        flight: InFlight, drafts: DraftsInFlight, first: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> tuple[Verified, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        """What the step brings, and what has become of each guess: ``Outcome.live``."""
+        drawn = np.empty((2, len(drafts.rows.ahead)), np.int64)
+        drawn[:, first] = flight.result.numpy()[:, : flight.rows]
+        drawn[:, drafts.later] = drafts.more.numpy()[:, : len(drafts.later)]
+        brought, live = drafts.outcome.numpy()[:2, : len(drafts.guesses)].astype(np.int64)
+        counts = np.ones(len(first), np.int64)
+        counts[[one.row for one in drafts.guesses]] = brought
+        begins = np.cumsum(counts) - counts
+        chosen = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
+        bad = np.where(counts > 0, drawn[1][first], 0)
+        return Verified(drawn[0][chosen], counts, chosen, bad), live
 
     def _result(self, flight: InFlight) -> StepResult:
         result, step = super()._result(flight), flight.computed
         if step is None:
             return result
-        if flight.drafts is not None and flight.drafts.verified is not None:
-            result = with_counts(result, flight.drafts.rows, flight.drafts.verified)
+        drafts = flight.drafts
+        if drafts is not None and drafts.verified is not None and drafts.drafted is not None:
+            result = with_counts(result, drafts.verified, drafts.drafted)
         return result if step.full is None else renumbered(result, flight.rows, step.full)

@@ -19,8 +19,8 @@ from torch import Tensor
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
 from penstock.kernels.gpu.fixed_linear import Shape, fixed_linear, shapes_agree, shapes_for
 from penstock.kernels.gpu.rope_cache import rope_and_cache
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.drafted_rows import DraftedRows, StepRows
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.layer_products import BoundedProducts, LayerProducts
@@ -72,10 +72,12 @@ class FixedAttention(LayerAttention):
         layer: int,
         rows: int,
         num_decode: int,
-        chunks: ChunkRows | None,
+        chunks: StepRows | None,
         shared: bool,
         sinks: Tensor | None = None,
     ) -> None:
+        if isinstance(chunks, DraftedRows):
+            raise TypeError("steps with drafts have another order of sums")
         slots, positions = self._slots[:rows], self._positions[:rows]
         if layer == 0:
             of_chunks = None if chunks is None else (chunks.slots, chunks.positions)

@@ -18,8 +18,8 @@ longer: twice what the host takes to launch its kernels."""
 SPARE_TILES = 16
 """Tiles of prefill attention beyond those of the rows, and one for 64 rows: each chunk may begin
 another one."""
-LEAST_TILES = SPARE_TILES + 1
-"""So many chunks of up to a tile fit into the graph of any mixed step that has one."""
+DRAFTED_ROWS = [4, 8, 16, 24, 32, 48, 64, 96, 128]
+"""Rows of steps with drafts, which have graphs where there are drafts; no step has more."""
 MIXED_DECODE = 64
 """Mixed steps with up to so many decode rows have graphs of their own, that split contexts."""
 SHARED_SIZES = [LEAST_ROWS, 16, 32, 64, 128, 192, 256, 384, 512, *range(768, 1 << 16, 256)]

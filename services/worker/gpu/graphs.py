@@ -21,7 +21,8 @@ import torch
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.graph_sizes import SPARE_TILES, GraphSizes
+from penstock.services.worker.gpu.drafted_rows import DraftedRows
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS, SPARE_TILES, GraphSizes
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 
@@ -65,6 +66,9 @@ class StepGraphs:
         self._mixed: dict[tuple[int, int], Replayable] = {}
         self._mixed_sizes: list[int] = []
         self._decode_bounds: list[int] = []
+        self._drafted_rows: DraftedRows | None = None
+        self._drafted: dict[int, Replayable] = {}
+        """Of steps with drafts, by their rows."""
         self.why_none = ""
         """Why steps are launched kernel by kernel although graphs were to be captured."""
 
@@ -108,7 +112,7 @@ class StepGraphs:
         if self.why_none:
             return
         try:
-            self._capture(most)
+            self._capture(partial(self.make, most=most))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as failure:
@@ -143,7 +147,39 @@ class StepGraphs:
         self._sizes, self._shared_steps, self._mixed_sizes, self._decode_bounds = [], [], [], []
         torch.cuda.synchronize()
 
-    def _capture(self, most: int) -> None:
+    def take_drafts(self, drafted: DraftedRows) -> None:
+        """From now on there are steps with drafts. Runs their kernels, and records them if steps
+        have graphs."""
+        self._drafted_rows = drafted
+        if drafted.tokens.is_cuda:
+            for rows in reversed(self._drafted_sizes()):
+                self.decoder.body(rows, 0, drafted)
+            torch.cuda.synchronize()
+            if self._bodies:
+                self._capture(self.make_drafted)
+
+    def _drafted_sizes(self) -> list[int]:
+        most = 0 if self._drafted_rows is None else self._drafted_rows.most_rows
+        return [*(rows for rows in DRAFTED_ROWS if rows < most), most]
+
+    def make_drafted(self, record: Record) -> None:
+        """Record the steps with drafts of every size."""
+        for rows in reversed(self._drafted_sizes()):
+            self._drafted[rows] = record(partial(self.decoder.body, rows, 0, self._drafted_rows))
+
+    def drafted_rows(self, rows: int) -> int:
+        """The number of rows that a step of ``rows`` rows, drafts included, is computed with."""
+        return _padded(self._drafted_sizes(), rows)
+
+    def run_drafted(self, rows: int) -> None:
+        """rows: from ``drafted_rows``."""
+        graph = self._drafted.get(rows)
+        if graph is not None:
+            graph.replay()
+        else:
+            self.decoder.body(rows, 0, self._drafted_rows)
+
+    def _capture(self, make: Callable[[Record], None]) -> None:
         """Another thread instantiates one while the next is recorded: the one keeps the driver
         busy, the other the interpreter."""
         pool = torch.cuda.graph_pool_handle()
@@ -166,7 +202,7 @@ class StepGraphs:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with ThreadPoolExecutor(1, "instantiate") as beside, torch.cuda.stream(stream):
-            self.make(record, most)
+            make(record)
             for one in made:
                 one.result()
         torch.cuda.current_stream().wait_stream(stream)

@@ -8,6 +8,7 @@ import torch
 from penstock.protocol.wire.messages.steps import RowFailure
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedStep
+from penstock.services.worker.speculation.drafting import Guess
 from penstock.services.worker.speculation.verification import Verified
 
 
@@ -15,12 +16,19 @@ class DraftsInFlight(msgspec.Struct):
     """The drafts of a step."""
 
     rows: DraftRows
+    """Their tokens are known to the device alone."""
     later: IntArray
     """Those of ``rows`` that are drafts."""
+    guesses: list[Guess]
+    """Of the slots that have drafts."""
     more: torch.Tensor
     """[2, R] int32, as ``InFlight.result``: what they drew."""
+    outcome: torch.Tensor
+    """[2, C] int32, likewise: an ``Outcome`` of each guess."""
+    drafted: IntArray | None = None
+    """How many drafts each slot had, and …"""
     verified: Verified | None = None
-    """What the step brings, once it is over."""
+    """… what the step brings, once it is over."""
 
 
 class InFlight(msgspec.Struct):
@@ -48,5 +56,5 @@ class InFlight(msgspec.Struct):
     computed: PlannedStep | None = None
     """Kept where rows may have drafts."""
     drafts: DraftsInFlight | None = None
-    waited: bool = False
-    """Whether its launch has waited for the step before it."""
+    pause: float = 0.0
+    """Seconds that the device has idled because its launch waited for the step before it."""

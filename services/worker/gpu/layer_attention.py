@@ -35,6 +35,7 @@ from penstock.services.worker.gpu.attention_choice import (
 )
 from penstock.services.worker.gpu.batch_state import BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.drafted_rows import DraftedRows, StepRows
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.side_stream import SideStream
 from penstock.services.worker.gpu.widened_prefill import choose_widened_prefill
@@ -91,7 +92,8 @@ class LayerAttention:
         """Layers of several groups share a place in it, each in blocks of its own."""
         state.pages = self.pool.pages
         self._caches = [self.pool.layer(place) for _, place in grouped.places]
-        self._tables = [state.tables[group] for group, _ in grouped.places]
+        self._groups = [group for group, _ in grouped.places]
+        self._tables = [state.tables[group] for group in self._groups]
         self._scores = [scores_of(each) for each in caches]
         width = state.tables[0].shape[1]
         self._listed = [_listed(each, width, device) for each in caches]
@@ -159,19 +161,22 @@ class LayerAttention:
         layer: int,
         rows: int,
         num_decode: int,
-        chunks: ChunkRows | None,
+        chunks: StepRows | None,
         shared: bool,
         sinks: Tensor | None = None,
     ) -> None:
         """Write K and V of the first ``rows`` rows into a layer's cache and attend.
 
         Decode rows and chunk rows side by side: those read memory, these multiply. chunks: the
-        step's chunk rows; ``None`` when all are decode rows; shared: read the prefix that the state
+        step's chunk rows, or all its rows where it has drafts; ``None`` when all are decode rows;
+        shared: read the prefix that the state
         names as shared once; only where this ``shares_prefixes``; sinks: [Hq], where the layer has
         them. Of a chunk's rows in the last layer those alone are computed that are read.
         """
         decode = partial(self._attend_decode, layer, num_decode, shared, sinks)
-        if chunks is None:
+        if isinstance(chunks, DraftedRows):
+            self._attend_drafted(layer, rows, chunks, sinks)
+        elif chunks is None:
             decode()
         elif not num_decode:
             self._attend_chunks(layer, rows, chunks, sinks)
@@ -192,6 +197,21 @@ class LayerAttention:
             self.decode.kernels(layer, qkv, batch, heads, output, shared)
         else:
             self._triton(layer, qkv, batch, heads, output, shared, sinks, self._listed[layer])
+
+    def _attend_drafted(
+        self, layer: int, rows: int, drafted: DraftedRows, sinks: Tensor | None
+    ) -> None:
+        """Rows of a slot attend to those ahead of them, too: so K and V of all are written first.
+        Not by a kernel for Hopper, which reads the cache before the kernel ahead of it is over."""
+        placed, qkv, heads = drafted.placed, self._rows.qkv[:rows], self._heads[layer]
+        rope_and_cache(
+            qkv, placed.slots[:rows], placed.positions[:rows], self._tables[layer], heads,
+            self._rows.query[:rows], self._caches[layer], self._eps,
+        )  # fmt: skip
+        table = placed.tables[self._groups[layer]]
+        batch = DecodeBatch(placed.own[:rows], placed.positions, table)
+        output = self._rows.output[:rows]
+        self._triton(layer, qkv, batch, heads, output, False, sinks, self._listed[layer])
 
     def _batch(self, layer: int, num_decode: int) -> DecodeBatch:
         state = self._state

@@ -18,7 +18,7 @@ from penstock.kernels.gpu.code_shapes import ROW_CLASSES
 from penstock.kernels.gpu.row_inputs import pack_heads, row_inputs
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.services.worker.gpu.batch_state import BatchState
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.drafted_rows import StepRows
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
 from penstock.services.worker.gpu.kv_pool import KVPool
@@ -97,7 +97,11 @@ class ModelDecoder(StepDecoder):
         return few_graph_sizes(most, max_rows, self.shares_prefixes)
 
     def body(
-        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+        self,
+        rows: int,
+        num_decode: int,
+        chunks: StepRows | None,
+        shared: bool = False,
     ) -> None:
         state = self.state
         self.attention.plan(num_decode, shared)
@@ -119,7 +123,7 @@ class ModelDecoder(StepDecoder):
         layer: int,
         heads: tuple[Tensor, Tensor, Tensor],
         num_decode: int,
-        chunks: ChunkRows | None,
+        chunks: StepRows | None,
         shared: bool,
         sinks: Tensor | None,
     ) -> Tensor:
@@ -145,7 +149,11 @@ class _Attention:
     """The ``StepAttention`` of one step."""
 
     def __init__(
-        self, decoder: ModelDecoder, num_decode: int, chunks: ChunkRows | None, shared: bool
+        self,
+        decoder: ModelDecoder,
+        num_decode: int,
+        chunks: StepRows | None,
+        shared: bool,
     ) -> None:
         self._decoder, self._step = decoder, (num_decode, chunks, shared)
 

@@ -20,8 +20,8 @@ from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import StepPlan, StepResult
 from penstock.services.worker.gpu.batch_state import BatchState
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.decoder import GpuDecoder
+from penstock.services.worker.gpu.drafted_rows import StepRows
 from penstock.services.worker.gpu.executor import GpuExecutor, MakeDecoder
 from penstock.services.worker.gpu.graphs import StepGraphs
 from penstock.services.worker.gpu.in_flight import InFlight
@@ -100,7 +100,7 @@ class RankGpuDecoder(GpuDecoder):
             residual *= self._embedding_multiplier
 
     def body(
-        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+        self, rows: int, num_decode: int, chunks: StepRows | None, shared: bool = False
     ) -> None:
         super().body(rows, num_decode, chunks, shared)
         if not self._place.is_last:

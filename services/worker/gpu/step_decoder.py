@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import BatchState
-from penstock.services.worker.gpu.chunk_rows import ChunkRows
+from penstock.services.worker.gpu.drafted_rows import StepRows
 from penstock.services.worker.gpu.graph_sizes import GraphSizes
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.workspace import LogitsSpace
@@ -67,13 +67,18 @@ class StepDecoder(ABC):
 
     @abstractmethod
     def body(
-        self, rows: int, num_decode: int, chunks: ChunkRows | None, shared: bool = False
+        self,
+        rows: int,
+        num_decode: int,
+        chunks: StepRows | None,
+        shared: bool = False,
     ) -> None:
         """The layers for ``rows`` rows, of which the first ``num_decode`` may be decode rows.
 
         What ``BatchState.rows`` names is decoded; its padding costs next to nothing. chunks: the
-        step's chunk rows; ``None`` when all are decode rows. shared: read the prefix that the state
-        names as shared once; only where it ``shares_prefixes``.
+        step's chunk rows, or all its rows where it has drafts; ``None`` when all are decode rows.
+        shared: read the prefix that the state names as shared once; only where it
+        ``shares_prefixes``.
         """
 
     @abstractmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,19 @@ Fitting = Callable[[int, list[int]], list[int]]
 
 MOST_DRAWN = 32
 """Steps whose tokens are shown to a proposer at once, at most."""
+
+
+class Guess(NamedTuple):
+    """What may follow the text of a slot that steps under way go on with."""
+
+    row: int
+    """Of the step."""
+    slot: int
+    draft: Draft
+    known: int
+    """Position of the last token that is known: the draft goes on behind it."""
+    drafts: int
+    """That the step has behind the tokens under way."""
 
 
 def _nothing_forced(slot: int, most: int) -> list[int]:
@@ -66,8 +79,6 @@ class Drafting:
         """… and how many of them all were accepted."""
         self._drawn: list[tuple[IntArray, IntArray]] = []
         """Slots and tokens that the proposer was not shown yet."""
-        self._guesses: list[tuple[int, Draft, int]] = []
-        """Slot, draft and how many of its tokens are under way."""
 
     def begin(self, plan: StepPlan) -> None:
         """A plan changes the slots."""
@@ -76,7 +87,7 @@ class Drafting:
         if plan.full:
             self._proposer.clear()
             self._rows.clear()
-            self._made, self._guesses = [], []  # of steps that nobody has heard of
+            self._made = []  # of a step that nobody has heard of
         for slot in plan.gone:
             self.leave(slot)
         self._proposer.next_step()
@@ -93,35 +104,43 @@ class Drafting:
         if self._rows.pop(slot, None) is not None:
             self._proposer.forget(slot)
 
-    def pays(self, step: PlannedStep, slots: SlotTable, under_way: int) -> bool:
-        """Whether drafts of a step would pay, as far as texts tell that lack the tokens of so many
-        steps under way. If so, ``draft`` comes next."""
-        self._guesses = []
+    def guess(
+        self, step: PlannedStep, slots: SlotTable, under_way: IntArray, pause: float
+    ) -> list[Guess] | None:
+        """Drafts for a step that is launched now, while others are under way. under_way: by slot,
+        steps that bring it a token or more; pause: see ``DraftBudget.choose``. ``None``: it pays
+        more to wait for these steps, and to guess again."""
         if not self._may_have(step):
-            return False
+            return []
+        decoding = step.decoding
+        known = slots.position - under_way
         candidates = self._candidates(step, slots, _nothing_forced, _all_fitting, under_way)
-        counts = self.budget.choose(len(step.decoding), candidates, under_way=under_way)
-        for (row, draft, *_), count in zip(candidates, counts, strict=True):
-            if count and len(draft.tokens) >= under_way:
-                self._guesses.append((int(step.decoding[row]), draft, under_way))
-        return any(counts)
+        if not candidates:
+            return []
+        counts = self.budget.choose(len(decoding), candidates, pause)
+        if counts is None:
+            return None
+        guesses = []
+        for one, count in zip(candidates, counts, strict=True):
+            if count:
+                slot = int(decoding[one.row])
+                guesses.append(Guess(one.row, slot, one.draft, int(known[slot]), count))
+        return guesses
+
+    def settled(self, guesses: Sequence[Guess], live: Sequence[int], counts: Sequence[int]) -> None:
+        """What has become of guesses, behind ``took``. live: drafts that a step has computed, less
+        than 0: its text had gone on otherwise; counts: tokens that the slot got."""
+        self._accepted = 0
+        for one, computed, count in zip(guesses, live, counts, strict=True):
+            accepted = max(0, count - 1)
+            if one.slot in self._rows and computed:
+                self.budget.observe(one.draft, abs(computed), accepted, self._rows[one.slot])
+            self.counts.add(one.draft.source, max(0, computed), accepted)
+            self._accepted += accepted
 
     def wasted(self, rows: int, seconds: float) -> None:
-        """A step of so many rows without drafts was launched so much later for the sake of drafts,
-        of this step or of the one before it."""
+        """A step of so many rows without drafts was launched so much later for their sake."""
         self.budget.learn(rows, -seconds)
-
-    def _checked_guesses(self, slots: SlotTable) -> dict[int, Draft]:
-        """Learn from the latest tokens, which are known now; what is left of drafts that had
-        them, by slot."""
-        left = {}
-        for slot, draft, under_way in self._guesses:
-            right = draft.tokens[under_way - 1] == slots.last_token[slot]
-            self.budget.observe(draft, 1, int(right), self._rows[slot])
-            if right and under_way == 1 and len(draft.tokens) > 1:
-                left[slot] = draft._replace(tokens=draft.tokens[1:])
-        self._guesses = []
-        return left
 
     def draft(
         self,
@@ -135,14 +154,13 @@ class Drafting:
         self._made = []
         if not self._may_have(step):
             return step
-        known = self._checked_guesses(slots)
         decoding = step.decoding
-        candidates = self._candidates(step, slots, forced, fitting, known=known)
-        if not candidates:
-            self.budget.found_none()
+        candidates = self._candidates(step, slots, forced, fitting)
+        wanted = self.budget.choose(len(decoding), candidates) if candidates else None
+        if wanted is None:
             return step
-        wanted = zip(candidates, self.budget.choose(len(decoding), candidates), strict=True)
-        chosen = [one._replace(wanted=count) for one, count in wanted if count]
+        both = zip(candidates, wanted, strict=True)
+        chosen = [one._replace(wanted=count) for one, count in both if count]
         counts = np.zeros(len(decoding), np.int64)
         for one in self._made_of(decoding, chosen, fitting):
             counts[one.row] = one.wanted
@@ -175,21 +193,23 @@ class Drafting:
         slots: SlotTable,
         forced: Forced,
         fitting: Fitting,
-        under_way: int = 0,
-        known: Mapping[int, Draft] = MappingProxyType({}),
+        under_way: IntArray | None = None,
     ) -> list[Candidate]:
-        """The rows that have a draft. under_way: see ``pays``; known: drafts, by slot."""
+        """The rows that have a draft. under_way: see ``guess``; ``None``: nothing is."""
         decoding = step.decoding
         found, room = [], np.minimum(slots.room(decoding) - 1, self.most).tolist()
+        least = [0] * len(decoding) if under_way is None else under_way[decoding].tolist()
+        pending = slots.pending[decoding].tolist()
         for row, slot in enumerate(decoding.tolist()):
             acceptance = self._rows.get(slot)
             if acceptance is None or room[row] < 1:
                 continue
-            draft = known.get(slot)
-            if draft is None:
-                draft = self._propose(slot, room[row] + under_way, forced, fitting)
-            if draft is not None:
-                found.append(Candidate(row, draft, self.budget.share(draft, acceptance)))
+            depth = least[row] + pending[row]
+            draft = self._propose(slot, room[row] + depth, forced, fitting)
+            most = 0 if draft is None else min(room[row], len(draft.tokens) - least[row])
+            if draft is not None and most > 0:
+                share = self.budget.share(draft, acceptance)
+                found.append(Candidate(row, draft, share, most, depth))
         return found
 
     def _propose(self, slot: int, most: int, forced: Forced, fitting: Fitting) -> Draft | None:
@@ -203,6 +223,7 @@ class Drafting:
 
     def took(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """What a step brought to each of these slots."""
+        self._show()
         proposer, rows, made = self._proposer, self._rows, self._made
         brought = dict(zip(slots, tokens, strict=True)) if made else {}
         self._accepted, self._made = 0, []
@@ -267,5 +288,6 @@ def with_drafts(
     ahead = np.arange(len(decoding)) - np.repeat(first, counts + 1)
     tokens = slots.last_token[decoding]
     tokens[ahead > 0] = np.concatenate([np.asarray(draft, np.int64) for draft in drafts])
-    rows = DraftRows(tokens, slots.position[decoding] + ahead, ahead)
+    positions = slots.position[decoding] + slots.pending[decoding] + ahead
+    rows = DraftRows(tokens, positions, ahead)
     return step._replace(decoding=decoding, sampled=decoding, drafts=rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
 from penstock.services.worker.model_weights import make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
@@ -130,9 +130,8 @@ def _budget(sizes: EngineSizes, *, on_gpu: bool) -> DraftBudget:
     if not on_gpu:
         return DraftBudget(sizes.max_num_batched_tokens)
     return DraftBudget(
-        sizes.max_num_seqs,
+        min(sizes.max_num_seqs, DRAFTED_ROWS[-1]),
         apart=True,
         least_gain=GPU_LEAST_GAIN,
         tried_every=GPU_TRIED_EVERY,
-        most_drafted=LEAST_TILES,  # each is a chunk, and a step without a graph takes the host long
     )

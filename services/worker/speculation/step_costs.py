@@ -113,8 +113,12 @@ class Candidate(NamedTuple):
     draft: Draft
     share: float
     """Of its drafts that are likely to be accepted, each if those before it are."""
+    most: int
+    """Drafts that it may have."""
+    depth: int = 0
+    """Tokens at the beginning of the draft that are under way, at most: drafts are those behind."""
     wanted: int = 0
-    """How many of its draft's tokens a step gets, once that is decided."""
+    """How many drafts a step gets, once that is decided."""
 
 
 class DraftBudget:
@@ -131,20 +135,15 @@ class DraftBudget:
         apart: bool = False,
         least_gain: float = LEAST_GAIN,
         tried_every: int = TRIED_EVERY,
-        most_drafted: int | None = None,
     ) -> None:
         """most_rows: decode rows of a step, drafts included, at most; apart: steps with drafts are
-        computed otherwise than those without, so that they are measured apart; most_drafted:
-        sequences with drafts in a step; ``None``: any number."""
+        computed otherwise than those without, so that they are measured apart."""
         self.costs = StepCosts()
         """Of steps without drafts."""
         self.drafted_costs = StepCosts() if apart else self.costs
         self.pass_costs: StepCosts | None = None
         """Of what makes one more draft of so many rows; ``None``: drafts cost nothing to make."""
-        self.lead_seconds = 0.0
-        """What the next step costs beside itself if it has drafts."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
-        self._most_drafted = most_drafted
         self._balance, self._rests, self._rest = 0.0, 0, tried_every
         """What drafts have gained lately, in steps; for how many steps there are none; how long the
         next rest is."""
@@ -199,54 +198,56 @@ class DraftBudget:
         self._skips = self._skipped
 
     def choose(
-        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
-    ) -> list[int]:
-        """How many tokens of each candidate's draft a step of ``rows`` decode rows gets. under_way:
-        so many tokens at its beginning are drawn already, but not known: the step is chosen for
-        once more when they are."""
-        chosen = [0] * len(candidates)
+        self, rows: int, candidates: Sequence[Candidate], pause: float | None = None
+    ) -> list[int] | None:
+        """How many drafts each candidate gets in a step of ``rows`` decode rows. pause: seconds
+        that the device idles where the tokens under way are waited for; ``None``: nobody waits.
+
+        ``None``: it brings more to wait, and to look for drafts anew.
+        """
+        nothing = [0] * len(candidates)
         alone = self.costs.seconds(rows)
         if alone is None or self._rests:  # first a step without drafts is measured
+            return nothing
+        least = (1 + self._least_gain) * rows / alone
+        chosen, rate = self._best(rows, candidates, alone, 0.0)
+        if pause is not None and any(one.depth for one in candidates):
+            anew = [one._replace(depth=min(one.depth, 1)) for one in candidates]
+            if self._best(rows, anew, alone, pause)[1] > max(rate, least):
+                return None
+        if rate > least:
             return chosen
+        self._refused += 1
+        if self._refused < self._tried_every or rows + len(candidates) > self._most_rows:
+            return nothing
+        self._refused = 0
+        return [1] * len(candidates)
+
+    def _best(
+        self, rows: int, candidates: Sequence[Candidate], alone: float, pause: float
+    ) -> tuple[list[int], float]:
+        """The drafts that bring the most tokens a second, if there are any, and how many these are.
+        alone: seconds of the step without drafts; pause: with drafts it takes so much longer."""
         chances: list[tuple[float, int]] = []
-        for at, (_, draft, share, _) in enumerate(candidates):
-            chance = share**under_way
-            for _ in draft.tokens[under_way:]:
-                chance *= share
+        for at, one in enumerate(candidates):
+            chance = one.share**one.depth
+            for _ in range(one.most):
+                chance *= one.share
                 chances.append((chance, at))
         chances.sort(key=lambda one: -one[0])
-        chances = self._of_few(chances)
-        expected, best, count = float(rows), (1 + self._least_gain) * rows / alone, 0
+        expected, best, count = float(rows), 0.0, 0
         places, making = [0] * len(candidates), self._making(rows, candidates)
         for number, (chance, at) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
             expected += chance
             places[at] += 1
-            seconds = self._drafted_seconds(rows + number, alone) + self.lead_seconds
+            seconds = self._drafted_seconds(rows + number, alone) + pause
             rate = expected / (seconds + (making * (1 + max(places)) if making else 0.0))
             if rate > best:
                 best, count = rate, number
+        chosen = [0] * len(candidates)
         for _, at in chances[:count]:
             chosen[at] += 1
-        if not count:
-            self._refused += 1
-            tried = min(len(candidates), self._most_drafted or len(candidates))
-            if self._refused >= self._tried_every and rows + tried <= self._most_rows:
-                if not under_way:
-                    self._refused = 0
-                return [int(at < tried) for at in range(len(candidates))]
-        return chosen
-
-    def _of_few(self, chances: list[tuple[float, int]]) -> list[tuple[float, int]]:
-        """Drafts, the likeliest first, of no more candidates than may have any."""
-        most, having = self._most_drafted, set[int]()
-        if most is None or len(chances) <= most:
-            return chances
-        found = []
-        for one in chances:
-            if len(having) < most or one[1] in having:
-                having.add(one[1])
-                found.append(one)
-        return found
+        return chosen, best
 
     def _making(self, rows: int, candidates: Sequence[Candidate]) -> float:
         """Seconds of a pass that makes one more draft of each row; as long is what such a step
@@ -254,12 +255,6 @@ class DraftBudget:
         if self.pass_costs is None or all(one.draft.source == GRAMMAR for one in candidates):
             return 0.0
         return self.pass_costs.seconds(rows) or 0.0
-
-    def found_none(self) -> None:
-        """A step that was chosen for with tokens under way has no candidate now that they are
-        known: a trial is over all the same, and the next one as far away as ever."""
-        if self._refused >= self._tried_every:
-            self._refused = 0
 
     def _drafted_seconds(self, rows: int, alone: float) -> float:
         """Of a step with drafts; alone: of the same step without."""

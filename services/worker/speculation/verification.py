@@ -14,7 +14,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from penstock.kernels.sampling import NOT_FINITE, NOTHING_LEFT
@@ -103,16 +102,9 @@ def accept_in_turn(step: PlannedStep, drafts: DraftRows, draw: Draw) -> Verified
     return Verified(np.array(list(chain(*brought)), np.int64), counts, rows, bad)
 
 
-def without(verified: Verified, rows: npt.NDArray[np.bool_]) -> Verified:
-    """What is left where some slots bring nothing. rows: [slots]."""
-    kept = np.repeat(~rows, verified.counts)
-    counts, bad = np.where(rows, 0, verified.counts), np.where(rows, 0, verified.bad)
-    return Verified(verified.tokens[kept], counts, verified.rows[kept], bad)
-
-
-def with_counts(result: StepResult, drafts: DraftRows, verified: Verified) -> StepResult:
-    """A result of the first rows of slots, with what the rows of their drafts bring."""
-    numbers = np.diff(first_rows(drafts), append=len(drafts.ahead)) - 1
+def with_counts(result: StepResult, verified: Verified, drafted: IntArray) -> StepResult:
+    """A result of the first rows of slots, with what the rows of their drafts bring. drafted: how
+    many each has."""
     not_finite, banned = (np.flatnonzero(verified.bad == why) for why in (NOT_FINITE, NOTHING_LEFT))
     return replace(
         result,
@@ -120,7 +112,7 @@ def with_counts(result: StepResult, drafts: DraftRows, verified: Verified) -> St
         bad_rows=not_finite.tolist(),
         banned_rows=banned.tolist(),
         counts=verified.counts.astype(np.uint8).tobytes(),
-        drafted=numbers.astype(np.uint8).tobytes(),
+        drafted=drafted.astype(np.uint8).tobytes(),
     )
 
 

@@ -19,7 +19,7 @@ from penstock.protocol.config.fields import (
 from penstock.protocol.config.process_fields import ClusterConfig
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
-from penstock.services.worker.gpu.graph_sizes import LEAST_TILES
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
 from penstock.services.worker.planned_step import PlannedStep
 from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
@@ -51,21 +51,21 @@ def budget_of(seconds: dict[int, float], most_rows: int = 64) -> DraftBudget:
 
 
 def test_a_step_without_drafts_is_measured_first() -> None:
-    assert DraftBudget(64).choose(1, [Candidate(0, DRAFT, 0.99)]) == [0]
+    assert DraftBudget(64).choose(1, [Candidate(0, DRAFT, 0.99, 6)]) == [0]
 
 
 def test_rows_that_cost_nothing_get_whole_drafts_and_rows_that_cost_a_step_none() -> None:
-    likely = [Candidate(0, DRAFT, 0.9)]
+    likely = [Candidate(0, DRAFT, 0.9, 6)]
     assert budget_of({1: 1.0, 7: 1.0}).choose(1, likely) == [6]
     assert budget_of({1: 1.0, 7: 7.0}).choose(1, likely) == [0]
-    (some,) = budget_of({1: 1.0, 7: 2.0}).choose(1, [Candidate(0, DRAFT, 0.6)])
+    (some,) = budget_of({1: 1.0, 7: 2.0}).choose(1, [Candidate(0, DRAFT, 0.6, 6)]) or []
     assert 0 < some < 6
 
 
 def test_the_likelier_row_gets_the_drafts_and_no_step_outgrows_its_rows() -> None:
-    rows = [Candidate(0, DRAFT, 0.3), Candidate(1, DRAFT, 0.95)]
+    rows = [Candidate(0, DRAFT, 0.3, 6), Candidate(1, DRAFT, 0.95, 6)]
     assert budget_of({2: 1.0, 14: 1.0}, most_rows=8).choose(2, rows) == [0, 6]
-    assert sum(budget_of({2: 1.0, 14: 1.0}, most_rows=5).choose(2, rows)) == 3
+    assert sum(budget_of({2: 1.0, 14: 1.0}, most_rows=5).choose(2, rows) or []) == 3
     assert budget_of({2: 1.0}, most_rows=2).choose(2, rows) == [0, 0]
 
 
@@ -74,38 +74,44 @@ def test_what_it_takes_to_make_drafts_decides_on_their_number(seconds: float, dr
     budget = budget_of({1: 1.0, 7: 1.0})
     budget.pass_costs = StepCosts()
     budget.pass_costs.observe(1, seconds)
-    assert budget.choose(1, [Candidate(0, DRAFT, 0.9)]) == [drafts]
+    assert budget.choose(1, [Candidate(0, DRAFT, 0.9, 6)]) == [drafts]
 
 
 def test_drafts_that_do_not_pay_are_tried_again_now_and_then() -> None:
     budget = budget_of({1: 1.0, 7: 7.0})
-    counts = [budget.choose(1, [Candidate(0, DRAFT, 0.1)])[0] for _ in range(3 * TRIED_EVERY)]
+    rows = [Candidate(0, DRAFT, 0.1, 6)]
+    counts = [(budget.choose(1, rows) or [0])[0] for _ in range(3 * TRIED_EVERY)]
     assert sum(counts) == 3 and max(counts) == 1
 
 
-def test_a_trial_for_which_no_draft_is_left_is_over_all_the_same() -> None:
-    """Once a draft was expected of a token under way, but the token that came has none."""
-    found = [Draft([1], OWN, 8)]
+class Known(NgramProposer):
+    """Has one draft for every text."""
 
-    class Once(NgramProposer):
-        def propose(self, slot: int, most: int) -> Draft | None:
-            return found[0] if found else None
+    def propose(self, slot: int, most: int) -> Draft | None:
+        return Draft(DRAFT.tokens[:most], OWN, 8)
 
-    budget = budget_of({1: 1.0, 2: 7.0})
-    drafting, slots = Drafting(Once(), 4, budget), SlotTable(EngineSizes(8, 8, 1, 8, 64, 100))
+
+def test_a_guess_begins_behind_the_last_known_token_and_drafts_behind_those_under_way() -> None:
+    budget = budget_of({1: 1.0, 7: 1.0})
+    drafting, slots = Drafting(Known(), 4, budget), SlotTable(EngineSizes(8, 8, 1, 8, 64, 100))
+    slots.row_tokens = 5
     prompt = np.array([1, 2], "<i4").tobytes()
     new = NewSlot(0, prompt, 1, 1, [0, 1, 2, 3], GREEDY.packed(), corpus=b"a")
     plan = StepPlan(1, 1, True, [], [new], [], [])
     slots.apply(plan)
     drafting.begin(plan)
+    slots.position[0], slots.pending[0] = 7, 1  # two steps under way, one with a draft
     step = PlannedStep(np.array([0]), [], np.array([0]))
-    for _ in range(TRIED_EVERY - 1):
-        assert not drafting.pays(step, slots, 1)
-    assert drafting.pays(step, slots, 1), "it is tried"
-    drawn = found.pop()
-    assert drafting.draft(step, slots) is step
-    found.append(drawn)
-    assert not drafting.pays(step, slots, 1)
+    (guess,) = drafting.guess(step, slots, np.array([2]), 10.0) or []
+    assert (guess.row, guess.slot, guess.known, guess.drafts) == (0, 0, 5, 4)
+    assert guess.draft.tokens == DRAFT.tokens
+    assert drafting.guess(step, slots, np.array([6]), 10.0) == [], "all of it is under way"
+    assert drafting.guess(step, slots, np.array([2]), 0.0) is None, "waiting costs nothing"
+    drafting.settled([guess], [4], [3])
+    assert drafting.counts.drafted == {OWN: [1, 1, 1, 1]}
+    assert drafting.counts.accepted == {OWN: [1, 1, 0, 0]}
+    drafting.settled([guess], [-1], [1])
+    assert drafting.counts.drafted == {OWN: [1, 1, 1, 1]}, "the text had gone on otherwise"
 
 
 def test_a_step_whose_sequences_have_all_left_shows_nothing() -> None:
@@ -186,30 +192,25 @@ def test_a_gpu_has_logits_of_as_many_rows_as_it_has_sequences() -> None:
     for seqs, most in ((128, 10), (5, 4)):
         drafting = drafting_of("suffix", device="cuda", seqs=seqs)
         assert drafting is not None and drafting.most == most
-        rows = [Candidate(0, Draft([1] * 10, OWN, 8), 0.99)] * seqs
+        rows = [Candidate(0, Draft([1] * 10, OWN, 8), 0.99, 10)] * seqs
         for one in (drafting.budget.costs, drafting.budget.drafted_costs):
             one.observe(1, 1e-3)
-        assert sum(drafting.budget.choose(1, rows)) <= seqs - 1
+        assert sum(drafting.budget.choose(1, rows) or []) <= seqs - 1
     with pytest.raises(ConfigError, match=r"--speculative suffix.*--max-num-seqs 1 .*or more"):
         drafting_of("suffix", device="cuda", seqs=1)
 
 
-def test_a_step_on_a_gpu_drafts_for_as_many_sequences_as_a_graph_has_tiles_for() -> None:
-    """The likeliest; and a trial has no more."""
-    for seconds, drafts in ((1e-3, 3), (1.0, 1)):
-        drafting = drafting_of("suffix", device="cuda", seqs=256)
-        assert drafting is not None
-        budget = drafting.budget
-        budget.costs.observe(60, 1e-3)
-        for size in (60, 256):
-            budget.drafted_costs.observe(size, seconds)
-        rows = [Candidate(row, Draft([1] * 3, OWN, 8), 0.9 + row / 1000) for row in range(60)]
-        chosen = [budget.choose(60, rows) for _ in range(GPU_TRIED_EVERY)]
-        most = max(chosen, key=sum)
-        assert {count for one in chosen for count in one} == {0, drafts}
-        assert sum(map(bool, most)) == LEAST_TILES
-        if seconds < 1:
-            assert all(most[-LEAST_TILES:])
+def test_a_step_on_a_gpu_with_drafts_has_no_more_rows_than_its_graphs() -> None:
+    drafting = drafting_of("suffix", device="cuda", seqs=256)
+    assert drafting is not None
+    budget = drafting.budget
+    budget.costs.observe(60, 1e-3)
+    for size in (60, 128):
+        budget.drafted_costs.observe(size, 1e-3)
+    rows = [Candidate(row, Draft([1] * 3, OWN, 8), 0.9 + row / 1000, 3) for row in range(60)]
+    chosen = budget.choose(60, rows)
+    assert chosen is not None and sum(chosen) == DRAFTED_ROWS[-1] - 60
+    assert chosen[-1] > chosen[0], "the likeliest have more"
 
 
 def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them() -> None:
@@ -217,26 +218,37 @@ def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them(
     budget.costs.observe(1, 1.0)
     budget.drafted_costs.observe(1, 1.5)
     for share, known, unknown in ((0.9, True, True), (0.6, True, False), (0.2, False, False)):
-        rows = [Candidate(0, DRAFT, share)]
-        assert any(budget.choose(1, rows)) == known
-        assert any(budget.choose(1, rows, under_way=1)) == unknown
-    budget.lead_seconds = 10.0
-    assert not any(budget.choose(1, [Candidate(0, DRAFT, 0.9)]))
+        found = Candidate(0, DRAFT, share, 6)
+        assert any(budget.choose(1, [found]) or []) == known
+        assert any(budget.choose(1, [found._replace(depth=1)]) or []) == unknown
+
+
+def test_tokens_under_way_are_waited_for_where_the_pause_costs_less_than_their_chance() -> None:
+    budget = DraftBudget(64, apart=True)
+    for one in (budget.costs, budget.drafted_costs):
+        one.observe(1, 1.0)
+    deep = [Candidate(0, DRAFT, 0.8, 6, 4)]
+    assert budget.choose(1, deep, 0.01) is None
+    assert budget.choose(1, deep, 3.0) is not None, "the device would idle for too long"
+    assert budget.choose(1, deep) is not None, "nobody waits"
+    sure = [Candidate(0, DRAFT, 0.99, 6, 4)]
+    assert budget.choose(1, sure, 0.3) == [6]
+    assert budget.choose(1, [Candidate(0, DRAFT, 0.1, 6, 4)], 0.0) == [0]
 
 
 def test_drafts_that_keep_on_losing_rest_whatever_is_expected_of_them() -> None:
     budget = DraftBudget(64, apart=True, tried_every=5)
     for one in (budget.costs, budget.drafted_costs):
         one.observe(1, 1.0)
-    rows = [Candidate(0, DRAFT, 0.9)]
+    rows = [Candidate(0, DRAFT, 0.9, 6)]
     budget.learn(1, -2.0)
     budget.learn(1, 1.0)
-    assert budget.may_look(1) and any(budget.choose(1, rows))
+    assert budget.may_look(1) and any(budget.choose(1, rows) or [])
     budget.learn(1, -2.5)
     for _ in range(5):
-        assert not any(budget.choose(1, rows))
+        assert not any(budget.choose(1, rows) or [])
         assert not budget.may_look(1)
-    assert budget.may_look(1) and any(budget.choose(1, rows))
+    assert budget.may_look(1) and any(budget.choose(1, rows) or [])
 
 
 def rests_of(budget: DraftBudget) -> int:
@@ -301,20 +313,20 @@ def seconds_and_tokens(cost: float, pause: float, accepted: float, steps: int) -
         took, brought = 1.0, 1
         if budget.may_look(1):
             draft = Draft([1] * 10, OWN, chance.choice([3, 5, 8, 20]))
-            found = Candidate(0, draft, budget.share(draft, row))
-            waits = any(budget.choose(1, [found], under_way=1))
-            right = waits and chance.random() < accepted
-            (wanted,) = budget.choose(1, [found]) if right else [0]
-            took += pause if waits else 0.0
-            if waits:
-                budget.observe(draft, 1, int(right), row)
+            found = Candidate(0, draft, budget.share(draft, row), 10, 1)
+            chosen = budget.choose(1, [found], pause)
+            waits, known = chosen is None, chosen is None or chance.random() < accepted
+            if chosen is None:
+                took += pause
+                chosen = budget.choose(1, [found._replace(depth=0)])
+            (wanted,) = chosen or [0]
             if wanted:
-                took = cost + pause
-                while brought <= wanted and chance.random() < accepted:
+                took += cost - 1.0
+                while known and brought <= wanted and chance.random() < accepted:
                     brought += 1
-                budget.observe(draft, wanted, brought - 1, row)
-                budget.drafted_costs.observe(1 + wanted, took)
-            if waits:
+                budget.observe(draft, wanted if known else 1, brought - 1, row)
+                budget.drafted_costs.observe(1 + wanted, cost)
+            if waits or wanted:
                 budget.learn(1, brought - took)
             budget.looked(wanted > 0)
         seconds, tokens = seconds + took, tokens + brought

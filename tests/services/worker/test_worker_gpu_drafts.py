@@ -11,9 +11,11 @@ import pytest
 import torch
 import triton
 from support.pipeline.adapter_folders import write_adapter
+from support.worker.ahead_driver import AheadDriver, make_late
 from support.worker.asked_slots import asking, biased
 from support.worker.oracle_drafts import AllDrafts, OracleProposer, speculating
 from support.worker.plan_driver import GREEDY, PlanDriver
+from support.worker.scheduled_executor import new_core, scheduled, work
 from support.worker.tiny_adapters import modules_of
 from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters_gpu import gpu_executor as with_adapters
@@ -21,15 +23,14 @@ from test_worker_gpu_executor import DEVICE, gpu_executor, silent
 
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
+from penstock.protocol.wire.messages.requests import TokenWork
 from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
 from penstock.services.worker.gpu.decoder import GpuDecoder, dense_executor
-from penstock.services.worker.gpu.draft_rows import lay_out
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
-from penstock.services.worker.planned_step import DraftRows, PlannedStep
 from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.proposer import OWN, Draft
 
@@ -211,20 +212,72 @@ def test_steps_that_are_launched_ahead_bring_the_same_text(tiny_folder: Folder) 
     assert sum(drafting.counts.accepted["own"]) > 0
 
 
-def test_slots_without_drafts_are_decode_rows_beside_chunks() -> None:
-    slots = np.array([1, 4, 6])
-    drafts = DraftRows(
-        np.array([11, 40, 41, 42, 60, 61]),
-        np.array([7, 20, 21, 22, 9, 10]),
-        np.array([0, 0, 1, 2, 0, 1]),
-    )
-    laid = lay_out(PlannedStep(slots, [], slots), drafts)
-    assert laid.step.decoding.tolist() == [1] and laid.num_rows == 6
-    assert [(c.slot, c.start, c.tokens.tolist()) for c in laid.step.chunks] == [
-        (4, 20, [40, 41, 42]), (6, 9, [60, 61]),
-    ]  # fmt: skip
-    assert laid.sample_rows.tolist() == [0, 1, 4, 2, 3, 5]
-    assert laid.slots.tolist() == [4, 4, 6] and laid.ahead.tolist() == [1, 2, 1]
+@SLOW_WITHOUT_GPU
+def test_prefixes_that_were_computed_with_drafts_are_cached_without_those_rejected(
+    tiny_folder: Folder,
+) -> None:
+    """The scheduler's own core plans ahead; the second round begins with the text of the first."""
+    prompts, tokens = some_prompts([20, 9, 17]), 40 if ON_GPU else 20
+    executor = gpu_executor(tiny_folder("qwen3"))
+    make_late(executor)
+    core = new_core(executor)
+    alone, _ = scheduled(executor, works_of(prompts, tokens, SAMPLINGS), core)
+    longer = [prompt + alone.tokens[at][:-1] for at, prompt in enumerate(prompts)]
+    again, _ = scheduled(executor, works_of(longer, 8, SAMPLINGS), core)
+    executor.reset()
+    texts = [prompt + alone.tokens[at] for at, prompt in enumerate(prompts)]
+    texts += [prompt + again.tokens[at] for at, prompt in enumerate(longer)]
+    speculating(executor, [(text[:1], text[1:]) for text in texts])
+    core = new_core(executor)
+    drafted, _ = scheduled(executor, works_of(prompts, tokens, SAMPLINGS), core)
+    assert drafted.tokens == alone.tokens
+    behind, counters = scheduled(executor, works_of(longer, 8, SAMPLINGS), core)
+    assert behind.tokens == again.tokens
+    assert counters.prefix_hit_tokens >= sum(len(one) // 16 * 16 - 16 for one in longer)
+    counts = executor.draft_counts
+    assert counts is not None
+    assert sum(counts.drafted[OWN]) > sum(counts.accepted[OWN]) > 0
+
+
+def works_of(
+    prompts: list[list[int]], tokens: int, samplings: list[SlotSampling]
+) -> list[TokenWork]:
+    return [work(prompt, samplings[at], tokens) for at, prompt in enumerate(prompts)]
+
+
+def gap_and_rounding(variant: str, text: list[int], one: int, other: int) -> tuple[float, float]:
+    """How far apart the logits of two tokens behind a text are in float32, and the standard
+    deviation of what bfloat16 adds to the difference of any two: that of one logit, times √2."""
+    model = make_model(variant).eval()
+    with torch.no_grad():
+        exact = model.to(torch.float32)(torch.tensor([text])).logits[0, -1]
+        rounded = model.to(torch.bfloat16)(torch.tensor([text])).logits[0, -1].float()
+    deviation = (rounded - exact).square().mean().sqrt()
+    return float(abs(exact[one] - exact[other])), float(deviation) * 2**0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("variant", ["llama3-wide", "qwen2-wide"])
+def test_in_bfloat16_texts_part_only_where_tokens_are_nearly_as_likely(
+    variant: str, tiny_folder: Folder
+) -> None:
+    """Steps have graphs, and each is launched while the one before it runs."""
+    prompts, tokens = some_prompts([20, 40, 9, 33]), 48
+    executor = gpu_executor(tiny_folder(variant), dtype=torch.bfloat16)
+    executor.warm_up()
+    samplings = [GREEDY] * len(prompts)
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)))
+    driver = AheadDriver(executor)
+    got = driver.run(prompts, tokens, samplings)
+    assert max(driver.row_counts) > 1
+    for prompt, one, other in zip(prompts, got, expected, strict=True):
+        at = next((at for at in range(tokens) if one[at] != other[at]), None)
+        if at is not None:
+            gap, rounding = gap_and_rounding(variant, prompt + one[:at], one[at], other[at])
+            assert gap < 4 * rounding, (at, one[at], other[at])
 
 
 @pytest.mark.gpu
@@ -255,3 +308,22 @@ def test_launching_drafts_compiles_nothing_and_waits_for_nothing(
     monkeypatch.setattr(triton.knobs.runtime, hook, lambda **found: compiled.append(found))
     assert PlanDriver(executor, 2).run(prompts, 24, samplings=samplings) == expected
     assert launches and not compiled
+
+
+@SLOW_WITHOUT_GPU
+@pytest.mark.parametrize(("wrong", "preempted"), [(0.0, 0.0), (0.3, 0.15)])
+def test_drafts_are_placed_behind_tokens_that_the_host_does_not_know(
+    wrong: float, preempted: float, tiny_folder: Folder
+) -> None:
+    """Slots also go to others while steps with drafts of who sat there are under way."""
+    prompts, tokens = some_prompts([1, 33, 5, 12, 7]), 14
+    samplings = [*SAMPLINGS[:4], SAMPLINGS[5]]
+    executor = gpu_executor(tiny_folder("qwen3"))
+    make_late(executor)
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)), wrong)
+    driver = AheadDriver(executor)
+    assert driver.run(prompts, tokens, samplings, preempted) == expected
+    assert driver.ahead > 0 and max(driver.row_counts) > 1
+    assert preempted or not executor.slots.pending.any()

@@ -52,9 +52,11 @@ def silent(note: str) -> None:
     pass
 
 
-def gpu_executor(folder: Path, block_size: int = 16) -> GpuExecutor:
+def gpu_executor(
+    folder: Path, block_size: int = 16, dtype: torch.dtype = torch.float32
+) -> GpuExecutor:
     info = read_model_info(folder)
-    model = load_model(info, torch.float32, DEVICE, silent, longest=256)
+    model = load_model(info, dtype, DEVICE, silent, longest=256)
     config = dense_config(model.specification)
     assert isinstance(config, DenseConfig), config
     groups = group_layers(caches_of(config)).groups

@@ -7,7 +7,8 @@ from typing import cast
 import torch
 
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
-from penstock.services.worker.gpu.graph_sizes import LEAST_TILES, GraphSizes, graph_sizes
+from penstock.services.worker.gpu.drafted_rows import DraftedRows
+from penstock.services.worker.gpu.graph_sizes import GraphSizes, graph_sizes
 from penstock.services.worker.gpu.graphs import Replayable, StepGraphs
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 
@@ -65,15 +66,22 @@ def test_steps_without_a_graph_are_padded_within_the_largest_step() -> None:
         assert padded % 128 == 0 or padded == 5000
 
 
-def test_steps_with_as_many_drafting_sequences_as_there_may_be_have_graphs() -> None:
-    """Each has a tile, and two rows or more."""
-    graphs, chunks = graphs_of(decoder := Decoder(1024, 3072), 8192)
-    for drafting in range(1, LEAST_TILES + 1):
-        for rows in range(2 * drafting, SLOTS + 1):
-            chunks.num_tiles, Graph.replayed = drafting, 0
-            graphs.run_mixed(graphs.mixed_rows(rows, drafting), 0)
-            assert Graph.replayed == 1
-    assert decoder.launched == []
+class Drafted:
+    """As much of ``DraftedRows`` as graphs know of."""
+
+    most_rows, tokens = 100, torch.zeros(1)
+
+
+def test_steps_with_drafts_have_graphs_up_to_the_most_rows_that_they_may_have() -> None:
+    graphs, _ = graphs_of(decoder := Decoder(1024, 3072), 8192)
+    graphs.take_drafts(cast(DraftedRows, Drafted()))
+    graphs.make_drafted(lambda work: cast(Replayable, Graph()))
+    Graph.replayed = 0
+    for rows in range(2, 101):
+        padded = graphs.drafted_rows(rows)
+        assert rows <= padded <= 100
+        graphs.run_drafted(padded)
+    assert (Graph.replayed, decoder.launched) == (99, [])
 
 
 def test_a_step_of_more_tiles_than_its_graph_covers_is_launched() -> None:

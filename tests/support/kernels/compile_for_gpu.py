@@ -50,6 +50,13 @@ from penstock.kernels.gpu.fp8_rows import (
     rms_norm_fp8,
     rows_to_fp8,
 )
+from penstock.kernels.gpu.guessed_drafts import (
+    Outcome,
+    PlacedRows,
+    PlannedRows,
+    accept_drafts,
+    place_drafts,
+)
 from penstock.kernels.gpu.int8_linear import int8_linear, quantize_rows_int8
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.logprobs import logprob_columns, logprobs
@@ -286,6 +293,15 @@ def sample(vocab: int, dtype: torch.dtype) -> None:
     logprobs(logits, one, one, one, space, logprob_columns(1, device))
 
 
+def drafted() -> None:
+    """What places and counts drafts."""
+    numbers = torch.zeros(16, 64, dtype=torch.int32)
+    one, tables = numbers[0], numbers.view(2, 8, 64)
+    outcome, rows = Outcome(one, one), PlacedRows(one, one, one, one, tables)
+    place_drafts(PlannedRows(one, one, one), numbers, one, one, tables, rows, outcome, 8, 16)
+    accept_drafts(numbers, one, one, one, one, numbers, numbers, outcome)
+
+
 def rows_of_others(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     """What stands between code that is not ours and our attention."""
     numbers, wide = torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.int64)
@@ -418,6 +434,7 @@ def main() -> None:
             # With the kernels of other GPUs, too.
             with patch.object(kernel_choice, "HOPPER", (0, 0)):
                 steps(config, block_size, dtype)
+        drafted()
         rows_of_others(heads, kv_heads, dim, dtype)
         summed(dtype, heads * 1280, kv_heads + 1)
         quantized(dtype)

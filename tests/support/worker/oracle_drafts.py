@@ -56,11 +56,11 @@ class AllDrafts(DraftBudget):
     """Each draft whole while a step has room, whatever it costs."""
 
     def choose(
-        self, rows: int, candidates: Sequence[Candidate], *, under_way: int = 0
+        self, rows: int, candidates: Sequence[Candidate], pause: float | None = None
     ) -> list[int]:
         room, chosen = self._most_rows - rows, []
         for one in candidates:
-            chosen.append(max(0, min(room, len(one.draft.tokens))))
+            chosen.append(max(0, min(room, one.most)))
             room -= chosen[-1]
         return chosen
 

@@ -1,15 +1,11 @@
-"""Rows of drafts on a CUDA device: how a step with them is laid out, and what is drawn there.
+"""Draws of the rows of drafts on a CUDA device.
 
-The last token of a slot and its drafts are a chunk, as of a prompt: its rows attend to each other.
-Slots without drafts are decode rows. Logits are made of the first row of each slot, which is drawn
-as in any step, then of the rows of drafts. Those are drawn by the same kernels, from columns of
-sampling parameters that have a row's own number of output tokens: so they draw what their slots
-would draw there later.
+The first row of each slot is drawn as in any step. Rows of drafts are drawn by the same kernels,
+from columns of sampling parameters that have a row's own number of output tokens: so they draw what
+their slots would draw there later.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,51 +19,7 @@ from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.sampler import GpuSampler
 from penstock.services.worker.gpu.workspace import LogitsSpace
-from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedChunk, PlannedStep
-from penstock.services.worker.speculation.verification import first_rows
-
-_NOTHING = np.zeros(0, np.int32)
-
-
-class DraftLayout(NamedTuple):
-    """A step with drafts, as the device computes it."""
-
-    step: PlannedStep
-    """Slots with drafts have a chunk each."""
-    num_rows: int
-    sample_rows: IntArray
-    """The step's row of each row of logits: the first one of each slot, then those of drafts."""
-    later: IntArray
-    """Those of drafts, as indices of ``DraftRows``."""
-    slots: IntArray
-    """Their slots …"""
-    ahead: IntArray
-    """… and how many drafts stand ahead of each."""
-
-
-def lay_out(step: PlannedStep, drafts: DraftRows) -> DraftLayout:
-    """step: the one without drafts."""
-    first = first_rows(drafts)
-    counts = np.diff(first, append=len(drafts.ahead))
-    alone = counts == 1
-    places = np.empty(len(drafts.ahead), np.int64)
-    row = int(alone.sum())
-    places[first[alone]] = np.arange(row)
-    chunks = []
-    for number in np.flatnonzero(~alone).tolist():
-        begin, count = int(first[number]), int(counts[number])
-        tokens = drafts.tokens[begin : begin + count].astype(np.int32)
-        slot, start = int(step.decoding[number]), int(drafts.positions[begin])
-        chunks.append(PlannedChunk(slot, start, tokens, False, _NOTHING))
-        places[begin : begin + count] = np.arange(row, row + count)
-        row += count
-    later = np.flatnonzero(drafts.ahead > 0)
-    computed = step._replace(
-        decoding=step.decoding[alone], chunks=chunks, sampled=step.sampled.copy(), drafts=drafts
-    )
-    sample_rows = np.concatenate((places[first], places[later]))
-    slots = np.repeat(step.decoding, counts)[later]
-    return DraftLayout(computed, row, sample_rows, later, slots, drafts.ahead[later])
+from penstock.services.worker.planned_step import IntArray
 
 
 class DraftDraws:
@@ -81,7 +33,8 @@ class DraftDraws:
         self._unread = torch.zeros(3, count, dtype=torch.int32, device=device)
         self._none = no_history(device)
         self._no_asks = torch.zeros(count, dtype=torch.int32, device=device)
-        self._result = torch.zeros(2, count, dtype=torch.int32, device=device)
+        self.result = torch.zeros(2, count, dtype=torch.int32, device=device)
+        """[2, R] int32, as ``LogitsSpace.result``."""
         self._results = [torch.zeros(2, count, dtype=torch.int32, pin_memory=self._on_gpu)
                          for _ in range(RING)]  # fmt: skip
         self._sent = [torch.zeros(2 * count, dtype=torch.int64, pin_memory=self._on_gpu)
@@ -92,8 +45,8 @@ class DraftDraws:
     ) -> Tensor:
         """Draw behind the draw and commit of each slot's first row. logits: [N, V]; slots, ahead:
         [N], the slot of each row and the drafts ahead of it; ring: host buffers that are free;
-        limited: a slot has a top_k, top_p or min_p. Returns [2, R] as ``LogitsSpace.result``, on
-        the host once the step is over."""
+        limited: a slot has a top_k, top_p or min_p. Returns ``result``, on the host once the step
+        is over."""
         count, state = len(slots), self._state
         sent = self._sent[ring][: 2 * count]
         sent.numpy()[:count], sent.numpy()[count:] = slots, ahead - 1
@@ -118,10 +71,10 @@ class DraftDraws:
             splits = draw(logits, rows, temperature, low, high, number, space.best, space.token,
                           GREEDY_TEMPERATURE)  # fmt: skip
         tokens, positions, outputs = self._unread
-        commit(space.best, space.token, rows, tokens, positions, outputs, self._result, count,
+        commit(space.best, space.token, rows, tokens, positions, outputs, self.result, count,
                splits)  # fmt: skip
         host = self._results[ring]
-        return host.copy_(self._result, non_blocking=True)
+        return host.copy_(self.result, non_blocking=True)
 
     def warm_up(self) -> None:
         """Run every kernel once, on rows that are no one's."""

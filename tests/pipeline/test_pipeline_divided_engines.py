@@ -4,6 +4,7 @@ is lost while streams run."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import psutil
 import pytest
 from support.pipeline.clients import Answer, ask
 from support.pipeline.served import Served, served
@@ -114,13 +116,14 @@ def kill_rank(server: Served, rank: int, by: signal.Signals) -> None:
 
 
 def pids(server: Served, role: str) -> dict[int, int]:
-    """By number."""
+    """By number, of those that have not ended."""
     found = {}
     for process in server.processes().values():
-        if server.role_of(process) == role:
-            number = re.search(rf"{role}.*? (\d+)", " ".join(process.cmdline()))
-            assert number is not None
-            found[int(number[1])] = process.pid
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if server.role_of(process) == role:
+                number = re.search(rf"{role}.*? (\d+)", " ".join(process.cmdline()))
+                assert number is not None
+                found[int(number[1])] = process.pid
     return found
 
 
@@ -140,7 +143,7 @@ def ready(server: Served) -> int:
 
 
 def replaced(before: dict[int, int], after: dict[int, int]) -> list[int]:
-    return sorted(number for number in after if before[number] != after[number])
+    return sorted(number for number in after if before.get(number) != after[number])
 
 
 def check(got: list[Answer], expected: list[Answer]) -> None:
@@ -201,6 +204,7 @@ def test_the_loss_of_a_rank_changes_no_answer(
     by: signal.Signals, divided: Divided, of_one: list[Answer]
 ) -> None:
     server, ranks, engines = divided
+    until(lambda: len(workers(server)) == ranks * engines, 120, told="ranks are missing")
     before = workers(server)
     check(answers(server, kill=ranks - 1, by=by), of_one)
     until(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.protocol.process import garbage
-from penstock.services.worker import service as worker_service
+from penstock.services.worker import pauses
 
 
 @pytest.fixture(autouse=True)
@@ -13,4 +13,4 @@ def _untouched_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # A collection takes longer here than all else in a simulated second, and what is frozen would
     # never be freed.
     monkeypatch.setattr(garbage, "settle", lambda: None)
-    monkeypatch.setattr(worker_service, "give_back_freed", lambda: None)
+    monkeypatch.setattr(pauses, "give_back_freed", lambda: None)

@@ -47,7 +47,8 @@ def send(
     frame = _LENGTH.pack(len(frame)) + frame
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _array(descriptors))] if descriptors else []
     sent = connection.sendmsg([frame], rights)
-    connection.sendall(memoryview(frame)[sent:])
+    if sent < len(frame):  # Sending nothing fails where the other side has closed by now.
+        connection.sendall(memoryview(frame)[sent:])
 
 
 def receive(connection: socket.socket) -> Received | None:

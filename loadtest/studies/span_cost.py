@@ -45,7 +45,7 @@ STAGES: tuple[tuple[str, Attributes], ...] = (
 
 def _request(spans: Spans) -> None:
     now = time.monotonic()
-    span = spans.open("chat penstock-demo", "", now, dict(OPENED))
+    span = spans.open("chat penstock-demo", "", now, lambda: dict(OPENED))
     if span is None:
         raise RuntimeError("OTEL_SDK_DISABLED is set: there are no spans")
     if trace := spans.wanted(span.traceparent):

@@ -62,7 +62,7 @@ class OpenSpan:
         begun = self._begun
         if not begun.is_sampled:
             return
-        facts, ended = {**begun.facts, **attributes}, time.monotonic()
+        facts, ended = {**begun.facts(), **attributes}, time.monotonic()
         stage = Stage(
             self._name, begun.parent, self._began, ended, facts, error, begun.own_id, self._event
         )
@@ -122,14 +122,16 @@ class Spans:
             queue.end(LAST_SECONDS)
 
     def open(
-        self, name: str, traceparent: str, began: float, attributes: Attributes
+        self, name: str, traceparent: str, began: float, attributes: Callable[[], Attributes]
     ) -> OpenSpan | None:
         """A request's span, that begins at ``began`` (monotonic seconds), below the client's.
-        ``None`` while off."""
+        ``attributes``: asked when it ends, and only where it is sampled, or by a sampler that wants
+        them. ``None``: nothing is recorded of it, and ``traceparent`` asks for nothing either."""
         sampler, queue = self._sampler, self._queue
         if sampler is None or queue is None:
             return None
-        return OpenSpan(name, sampler.begin(name, traceparent, attributes), began, queue.add)
+        begun = sampler.begin(name, traceparent, attributes)
+        return None if begun is None else OpenSpan(name, begun, began, queue.add)
 
     def record(
         self,

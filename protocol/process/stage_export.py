@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,17 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
-from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, ParentBased, Sampler
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    ALWAYS_ON,
+    Decision,
+    ParentBased,
+    ParentBasedTraceIdRatio,
+    Sampler,
+    SamplingResult,
+    StaticSampler,
+    TraceIdRatioBased,
+)
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
     NonRecordingSpan,
@@ -41,6 +51,8 @@ from penstock.protocol.process.stage import Attributes, Stage, is_root
 _MOST_ATTRIBUTES = 24
 """No span has more, so a higher limit need not be looked at for each."""
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_LOW_BITS = (1 << 64) - 1
+"""Of a trace id, that ``TraceIdRatioBased`` compares with its bound."""
 _SCOPE = InstrumentationScope("penstock")
 
 
@@ -52,7 +64,8 @@ class Begun(msgspec.Struct, gc=False):
     own_id: int
     traceparent: str
     """Its own, for what is done below it."""
-    facts: Attributes
+    facts: Callable[[], Attributes]
+    """To be asked where it is sampled."""
     is_sampled: bool
 
 
@@ -61,27 +74,56 @@ class RequestSampler:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._sampler, self._ids = provider.sampler, provider.id_generator
-        self._wants_new = provider.sampler is DEFAULT_ON
-        """All of no client's trace."""
+        self._new_bound = _new_bound(provider.sampler)
 
-    def begin(self, name: str, traceparent: str, facts: Attributes) -> Begun:
-        """``traceparent``: the client's, or empty. Its flags but the first go on with it."""
-        own_id = self._ids.generate_span_id()
-        if not traceparent:
-            trace_id = self._ids.generate_trace_id()
-            trace = f"00-{trace_id:032x}-"
-            traceparent = trace + "0000000000000000-01"
-            if self._wants_new:
-                return Begun(traceparent, own_id, f"{trace}{own_id:016x}-01", facts, True)
-            context, other_flags = Context(), 0  # never below what some library holds current
+    def begin(self, name: str, traceparent: str, facts: Callable[[], Attributes]) -> Begun | None:
+        """``traceparent``: the client's, or empty. Its flags but the first go on with it. ``None``:
+        neither the client nor the sampler samples it, so nobody needs its ids.
+
+        The samplers that ``OTEL_TRACES_SAMPLER`` names are not asked: what they say depends on the
+        ids alone.
+        """
+        bound = self._new_bound
+        if traceparent:
+            trace, flags = f"00-{traceparent[3:36]}", int(traceparent[53:55], 16)
+            is_sampled = was_sampled = bool(flags & TraceFlags.SAMPLED)
         else:
-            parent = context_of(traceparent)
-            context = set_span_in_context(NonRecordingSpan(parent), Context())
-            trace_id, other_flags = parent.trace_id, parent.trace_flags & ~TraceFlags.SAMPLED
-        asked = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER, facts)
-        is_sampled = asked.decision is Decision.RECORD_AND_SAMPLE
-        own = f"00-{trace_id:032x}-{own_id:016x}-{other_flags | is_sampled:02x}"
-        return Begun(traceparent, own_id, own, asked.attributes or {}, is_sampled)
+            trace_id = self._ids.generate_trace_id()
+            trace, flags, was_sampled = f"00-{trace_id:032x}-", 0, False
+            traceparent = trace + "0000000000000000-01"
+            is_sampled = bound is not None and trace_id & _LOW_BITS < bound
+        if bound is None:
+            asked = self._asked(name, traceparent, facts())
+            is_sampled = asked.decision is Decision.RECORD_AND_SAMPLE
+            known: Attributes = asked.attributes or {}
+            facts = lambda: known  # noqa: E731
+        if not is_sampled and not was_sampled:
+            return None
+        own_id = self._ids.generate_span_id()
+        own = f"{trace}{own_id:016x}-{flags & ~TraceFlags.SAMPLED | is_sampled:02x}"
+        return Begun(traceparent, own_id, own, facts, is_sampled)
+
+    def _asked(self, name: str, traceparent: str, facts: Attributes) -> SamplingResult:
+        context = Context()  # never below what some library holds current
+        parent = context_of(traceparent)
+        if not is_root(traceparent):
+            context = set_span_in_context(NonRecordingSpan(parent), context)
+        return self._sampler.should_sample(context, parent.trace_id, name, SpanKind.SERVER, facts)
+
+
+def _new_bound(sampler: Sampler) -> int | None:
+    """Of the traces that no client has begun those are sampled whose lower 64 bits are below this,
+    and of the others those that the client samples. ``None``: the sampler has to be asked."""
+    if type(sampler) not in (ParentBased, ParentBasedTraceIdRatio):
+        return None
+    parts = vars(sampler)
+    followed = parts.get("_remote_parent_sampled"), parts.get("_remote_parent_not_sampled")
+    if followed != (ALWAYS_ON, ALWAYS_OFF):
+        return None
+    root = parts.get("_root")
+    if isinstance(root, StaticSampler):
+        return {ALWAYS_ON: _LOW_BITS + 1, ALWAYS_OFF: 0}.get(root)
+    return root.bound if type(root) is TraceIdRatioBased else None
 
 
 class StageExporter:

@@ -98,6 +98,7 @@ class Generation(RequestProgress):
         self._span: OpenSpan | None = None
         if SPANS.on:
             self._span = begin_span(request, caller.trace, caller.request_id, arrival)
+        if self._span is not None:
             caller = msgspec.structs.replace(caller, trace=self._span.traceparent)
         self.caller = caller
         self.exemplar_id = exemplar_id(caller.trace)

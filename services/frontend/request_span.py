@@ -27,10 +27,21 @@ def _operation(request: GenerateRequest) -> str:
     return "chat" if is_chat else "text_completion"
 
 
-def begin_span(request: GenerateRequest, trace: str, request_id: str, began: float) -> OpenSpan:
+def begin_span(
+    request: GenerateRequest, trace: str, request_id: str, began: float
+) -> OpenSpan | None:
     """Open the span of a request; only while ``SPANS.on``. ``trace``: the client's
-    ``traceparent``; ``began``: monotonic seconds."""
+    ``traceparent``; ``began``: monotonic seconds. ``None``: it is not sampled."""
     operation = _operation(request)
+
+    def facts() -> Attributes:
+        return _asked_for(operation, request, request_id)
+
+    return SPANS.open(f"{operation} {request.served}", trace, began, facts)
+
+
+def _asked_for(operation: str, request: GenerateRequest, request_id: str) -> Attributes:
+    params = request.params
     facts: dict[str, str | int | float | bool] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "penstock",
@@ -38,18 +49,15 @@ def begin_span(request: GenerateRequest, trace: str, request_id: str, began: flo
         "penstock.request_id": request_id,
         "penstock.stream": request.stream,
     }
-    params = request.params
-    asked = {
-        "gen_ai.request.max_tokens": params.max_tokens,
-        "gen_ai.request.temperature": params.temperature,
-        "gen_ai.request.top_p": params.top_p,
-        "gen_ai.request.choice.count": params.n if params.n > 1 else None,
-    }
-    facts |= {name: value for name, value in asked.items() if value is not None}
-    span = SPANS.open(f"{operation} {request.served}", trace, began, facts)
-    if span is None:
-        raise RuntimeError("a span was opened while none are recorded")
-    return span
+    if params.max_tokens is not None:
+        facts["gen_ai.request.max_tokens"] = params.max_tokens
+    if params.temperature is not None:
+        facts["gen_ai.request.temperature"] = params.temperature
+    if params.top_p is not None:
+        facts["gen_ai.request.top_p"] = params.top_p
+    if params.n > 1:
+        facts["gen_ai.request.choice.count"] = params.n
+    return facts
 
 
 def end_span(span: OpenSpan, generation: Generation) -> None:

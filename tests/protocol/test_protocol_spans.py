@@ -11,18 +11,27 @@ from typing import Any
 
 import pytest
 from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1 import trace_pb2 as otlp
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace import NonRecordingSpan, set_span_in_context
 from support.counted import calls
 from support.otlp_receiver import collecting
 
 from penstock.protocol.process import logs
 from penstock.protocol.process.spans import SPANS, Spans, is_sampled
-from penstock.protocol.process.stage import Stage
-from penstock.protocol.process.stage_export import StageExporter, sdk_span
+from penstock.protocol.process.stage import Attributes, Stage
+from penstock.protocol.process.stage_export import (
+    RequestSampler,
+    StageExporter,
+    context_of,
+    sdk_span,
+)
 from penstock.protocol.process.stage_queue import StageQueue
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -72,7 +81,9 @@ def test_a_span_is_below_the_clients_and_stages_are_below_it(
         monkeypatch.setenv("OTEL_SERVICE_NAME", "chat-eu")
         spans, now = Spans(), time.monotonic()
         spans.begin("frontend")
-        request = spans.open("chat m", SAMPLED, now - 2.0, {"gen_ai.operation.name": "chat"})
+        request = spans.open(
+            "chat m", SAMPLED, now - 2.0, lambda: {"gen_ai.operation.name": "chat"}
+        )
         assert request is not None
         assert spans.wanted(request.traceparent) == request.traceparent
         assert request.traceparent[3:35] == TRACE
@@ -111,22 +122,79 @@ def test_what_is_not_sampled_is_not_recorded_here_nor_behind(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         spans, now = Spans(), time.monotonic()
         spans.begin("frontend")
-        request = spans.open("chat m", UNSAMPLED, now, {})
-        assert request is not None
-        assert not is_sampled(request.traceparent)
-        assert spans.wanted(request.traceparent) == ""
-        spans.record("encode", request.traceparent, now, now, {})
-        request.end({})
+        assert spans.open("chat m", UNSAMPLED, now, dict) is None
+        assert spans.wanted(UNSAMPLED) == ""
+        spans.record("encode", UNSAMPLED, now, now, {})
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
         other = Spans()
         other.begin("frontend")
-        unwanted = other.open("chat m", "", now, {})
-        assert unwanted is not None
+        assert other.open("chat m", "", now, dict) is None
+        unwanted = other.open("chat m", SAMPLED, now, dict)
+        assert unwanted is not None  # who is behind is told that this trace is not wanted
+        unwanted.end({})
         assert not is_sampled(unwanted.traceparent)
         other.record("encode", SAMPLED, now, now, {})  # below a span of another program's
         spans.end()
         other.end()
         assert collector.spans == []
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ratio", "asks"),
+    [
+        ("parentbased_always_on", "", False),
+        ("parentbased_always_off", "", False),
+        ("parentbased_traceidratio", "0.3", False),
+        ("always_on", "", True),
+        ("traceidratio", "0.3", True),
+    ],
+)
+@pytest.mark.parametrize("client", ["", SAMPLED, UNSAMPLED, f"00-{TRACE}-00f067aa0ba902b7-03"])
+def test_a_request_is_sampled_as_the_sampler_of_the_sdk_says(
+    sampler: str, ratio: str, asks: bool, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
+    ids = KnownIds()
+    provider, asked = TracerProvider(shutdown_on_exit=False, id_generator=ids), []
+
+    def facts() -> Attributes:
+        asked.append(None)
+        return {}
+
+    requests, drawn = RequestSampler(provider), set()
+    parent = NonRecordingSpan(context_of(client)) if client else None
+    context = set_span_in_context(parent, Context()) if parent else Context()
+    flags = int(client[53:] or "0", 16)
+    for _ in range(200):
+        begun = requests.begin("chat m", client, facts)
+        trace = int(client[3:35], 16) if client else ids.trace
+        result = provider.sampler.should_sample(context, trace, "chat m")
+        sampled = result.decision is Decision.RECORD_AND_SAMPLE
+        drawn.add(sampled)
+        if begun is None:
+            assert not sampled
+            assert not flags & 1
+        else:
+            assert begun.is_sampled is sampled
+            assert begun.traceparent == f"00-{trace:032x}-{ids.span:016x}-{flags & 2 | sampled:02x}"
+            assert begun.parent == (client or f"00-{trace:032x}-{0:016x}-01")
+    assert len(drawn) == (2 if ratio and not client else 1)
+    assert len(asked) == (200 if asks else 0)
+
+
+class KnownIds(RandomIdGenerator):
+    """Tells what it drew last."""
+
+    trace = span = 0
+
+    def generate_trace_id(self) -> int:
+        self.trace = super().generate_trace_id()
+        return self.trace
+
+    def generate_span_id(self) -> int:
+        self.span = super().generate_span_id()
+        return self.span
 
 
 def stages() -> list[Stage]:
@@ -199,7 +267,7 @@ def test_the_standard_limits_hold_for_requests_and_their_stages(
         spans, now = Spans(), time.monotonic()
         spans.begin("frontend")
         given = {"penstock.a": 1, "penstock.b": "longer than four", "penstock.c": ("longer", "x")}
-        request = spans.open("chat m", SAMPLED, now, given)
+        request = spans.open("chat m", SAMPLED, now, lambda: given)
         assert request is not None
         spans.record("encode", request.traceparent, now, now, given)
         request.end({})
@@ -216,7 +284,7 @@ def test_the_standard_variable_turns_all_off(monkeypatch: pytest.MonkeyPatch) ->
     spans = Spans()
     spans.begin("frontend")
     assert not spans.on
-    assert spans.open("chat m", SAMPLED, 0.0, {}) is None
+    assert spans.open("chat m", SAMPLED, 0.0, dict) is None
 
 
 def test_who_records_only_puts_a_stage_into_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def span_receiver() -> Iterator[str]:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
     process.start()
+    theirs.close()  # so that the end of a process that fails to start is told here
     try:
         yield f"http://127.0.0.1:{ours.recv()}"
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from typing import Self
@@ -10,8 +11,10 @@ LOOK_S = 0.1
 
 
 def memory_in_use() -> list[int]:
-    """MiB of each GPU of this machine; empty where there is none."""
+    """MiB of each GPU, those that ``CUDA_VISIBLE_DEVICES`` names or all; empty where none is."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={visible}")
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         return [int(word) for word in found.stdout.split()]

@@ -105,11 +105,15 @@ class BlockTables:
         for table, group in self._windows:
             table[slot, : group.blocks_behind(position, size)] = self._empty
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether layers forget what lies far behind."""
+        return bool(self._windows)
+
     def forget_behind_all(self, slots: IntArray, positions: IntArray) -> None:
         """``forget_behind`` for each of these slots."""
-        if self._windows:
-            for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
-                self.forget_behind(slot, position)
+        for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+            self.forget_behind(slot, position)
 
     def step_windows(self, slots: IntArray, positions: IntArray) -> None:
         """As ``forget_behind``, for slots that each went on by one position at most."""

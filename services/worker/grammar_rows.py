@@ -118,13 +118,16 @@ class GrammarRows:
         if started is not None and self._slots is not None:
             self._slots.wait()
 
-    def fill(self, at: IntArray, rows: IntArray, out: Mask) -> Masks:
-        """``start`` and ``wait`` in one. out: memory for the masks, [len(rows), ceil(V / 32)]."""
+    def fill(
+        self, at: IntArray, rows: IntArray, out: Mask, drafts: Sequence[Sequence[int]] = ()
+    ) -> Masks:
+        """``start`` and ``wait`` in one. out: memory for the masks, [len(rows), ceil(V / 32)], and
+        as many more as there are drafts: the masks of what follows them stand behind the row's."""
         if self._slots is None:
             return self._unserved(rows, out)
         slots = at[rows]
         openings = self._openings(rows, slots)
-        failed = self._slots.fill(slots.tolist(), out)
+        failed = self._slots.fill(slots.tolist(), out, drafts)
         return Masks(rows, out, openings, _failures(rows, failed))
 
     def _openings(self, rows: IntArray, slots: IntArray) -> dict[int, int]:
@@ -139,6 +142,13 @@ class GrammarRows:
         out.fill(-1)
         reason = f"{SUBJECT}: this worker was started without a tokenizer, and follows no grammar"
         return Masks(rows, out, {}, [RowFailure(row, reason, 503) for row in rows.tolist()])
+
+    def guides(self, slot: int) -> bool:
+        """Whether it is known what may come next in a slot: its grammar is compiled and its answer
+        has come to it, or there is none."""
+        if not self._follows[slot]:
+            return True
+        return self._slots is not None and self._slots.guides(slot)
 
     def forced(self, slot: int, most: int) -> list[int]:
         """Tokens that a slot's grammar leaves no choice of, up to ``most``; not between ``start``

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,8 +41,8 @@ WATCHED_FILLS = 16
 MIN_PARALLEL = 32
 """Fewer tokens are fed one by one: under 1 µs each, where waking threads takes 15."""
 
-_Held = tuple[int, GrammarSlot, "LLMatcher"]
-"""A row whose mask a matcher fills."""
+_Held = tuple[int, GrammarSlot, "LLMatcher", Sequence[int]]
+"""A row whose mask a matcher fills, and drafts whose masks stand behind it."""
 
 
 class GrammarSlots:
@@ -63,6 +64,7 @@ class GrammarSlots:
         self._words = -(-vocab_size // 32)
         self._all = self.mask(range(vocab_size))
         self._without_ends: Mask | None = None
+        self._ends: Mask | None = None
         self._load, self._threads = load_tokenizer, max(1, threads)
         self._tokenizer: Future[LLTokenizer] | None = None
         self._compilers = ThreadPoolExecutor(max(1, threads), "grammar")
@@ -146,6 +148,14 @@ class GrammarSlots:
 
     # --- drafts
 
+    def guides(self, slot: int) -> bool:
+        """Whether a grammar says by now what may come next in a slot, or it has none."""
+        taken = self._slots[slot]
+        if taken is None:
+            return True
+        ready = taken.matcher is not None and taken.failure is None
+        return ready and not taken.free and taken.opening < 0
+
     def forced(self, slot: int, most: int) -> list[int]:
         """The next tokens of a slot, up to ``most``, where its grammar leaves no choice of text."""
         matcher = self._shown(slot)
@@ -180,7 +190,7 @@ class GrammarSlots:
             return None
         if taken.tokens:
             try:
-                self._feed([(0, taken, taken.matcher)])
+                self._feed([(0, taken, taken.matcher, ())])
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:
@@ -206,14 +216,21 @@ class GrammarSlots:
         rows = self._rows(slots, out)
         self._filling = self._filler.submit(self._fill, rows, out)
 
-    def fill(self, slots: Sequence[int], out: Mask) -> dict[int, Failure]:
-        """``start`` and ``wait`` in one, for a caller that has nothing else to do meanwhile."""
-        return self._fill(self._rows(slots, out), out)
+    def fill(
+        self, slots: Sequence[int], out: Mask, drafts: Sequence[Sequence[int]] = ()
+    ) -> dict[int, Failure]:
+        """``start`` and ``wait`` in one, for a caller that has nothing else to do meanwhile.
 
-    def _rows(self, slots: Sequence[int], out: Mask) -> list[GrammarSlot | None]:
+        drafts: of each slot, tokens that may come next. Behind the slot's mask stand as many more:
+        what may follow each of them; behind one that its grammar does not allow, anything.
+        """
+        return self._fill(self._rows(slots, out, sum(map(len, drafts))), out, drafts)
+
+    def _rows(self, slots: Sequence[int], out: Mask, more: int = 0) -> list[GrammarSlot | None]:
+        """more: rows beside those of the slots."""
         if self._filling is not None:
             raise RuntimeError("masks are being filled: call wait first")
-        shape = (len(slots), self._words)
+        shape = (len(slots) + more, self._words)
         if out.shape != shape or out.dtype != np.int32 or not out.flags.c_contiguous:
             raise ValueError(f"the masks must be contiguous int32 {shape}, got {out.shape}")
         return [self._slots[slot] for slot in slots]
@@ -243,17 +260,24 @@ class GrammarSlots:
     def _compiled(self, grammar: Grammar) -> LLMatcher:
         return compile_grammar(grammar, self.prepare().result())
 
-    def _fill(self, rows: list[GrammarSlot | None], out: Mask) -> dict[int, Failure]:
+    def _fill(
+        self, rows: list[GrammarSlot | None], out: Mask, drafts: Sequence[Sequence[int]] = ()
+    ) -> dict[int, Failure]:
         held: list[_Held] = []
         until = time.monotonic() + self._patience
-        for row, slot in enumerate(rows):
+        drafts = drafts or [()] * len(rows)
+        begins = list(accumulate((1 + len(each) for each in drafts), initial=0))
+        for row, slot, draft in zip(begins[:-1], rows, drafts, strict=True):
             matcher = None if slot is None or slot.free else slot.ready(until)
+            masks = out[row : row + 1 + len(draft)]
             if slot is not None and matcher is not None:
-                held.append((row, slot, matcher))
+                if draft:
+                    masks[1:] = self._ends_alone()  # stays behind a draft that ends the answer
+                held.append((row, slot, matcher, draft))
             elif slot is None or (slot.may_end and slot.failure is None):
-                out[row] = self._all
+                masks[:] = self._all
             else:
-                out[row] = self._endless(slot, until)
+                masks[:] = self._endless(slot, until)
         if held and self._watched:
             self._watched -= 1
             for one in held:
@@ -263,24 +287,21 @@ class GrammarSlots:
             self._guarded(held, out)
             if time.monotonic() - began > SLOW_SECONDS:
                 self._watched = WATCHED_FILLS
-        for _, slot, matcher in held:
-            if slot.failure is None and matcher.is_error():
-                reason = one_line(matcher.get_error())
-                slot.failure = Failure(f"the grammar cannot go on: {reason}")
-            elif slot.slow >= MAX_SLOW:
-                limit = f"{1000 * SLOW_SECONDS:.0f} ms"
-                slot.failure = Failure(f"the grammar takes more than {limit} for a token")
+        for _, slot, matcher, _ in held:
+            _find_failure(slot, matcher)
         failed: dict[int, Failure] = {}
-        for row, taken in enumerate(rows):
+        for number, (row, taken) in enumerate(zip(begins[:-1], rows, strict=True)):
             if taken is None:
                 continue
+            masks = out[row : begins[number + 1]]
             if taken.failure is not None:
-                failed[row] = taken.failure
-                out[row] = self._all
-            elif taken.ends is not None and taken.count < taken.least:
-                without = out[row] & taken.ends
-                if without.any():
-                    out[row] = without
+                failed[number] = taken.failure
+                masks[:] = self._all
+            elif taken.ends is not None:
+                for mask in masks[: max(0, taken.least - taken.count)]:
+                    without = mask & taken.ends
+                    if without.any():
+                        mask[:] = without
         return failed
 
     def _guarded(self, held: list[_Held], out: Mask) -> None:
@@ -291,8 +312,14 @@ class GrammarSlots:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # llguidance's panics do not derive from Exception
-            for _, slot, _ in held:
+            for _, slot, _, _ in held:
                 slot.failure = Failure(f"the masks failed: {type(error).__name__}: {error}", 503)
+
+    def _ends_alone(self) -> Mask:
+        """The model's ends, which alone may follow the end of an answer. The vocabulary is read."""
+        if self._ends is None:
+            self._ends = self.mask(self.prepare().result().eos_tokens)
+        return self._ends
 
     def _endless(self, slot: GrammarSlot, until: float) -> Mask:
         """Every token but the model's ends: a grammar that waits must be reached."""
@@ -308,13 +335,13 @@ class GrammarSlots:
 
     def _feed(self, held: list[_Held]) -> None:
         """Show the matchers what has come since."""
-        single = [(m, slot.tokens[0]) for _, slot, m in held if len(slot.tokens) == 1]
+        single = [(m, slot.tokens[0]) for _, slot, m, _ in held if len(slot.tokens) == 1]
         if len(single) >= MIN_PARALLEL:
             self._pool().consume_token_par(single)
         else:
             for matcher, token in single:
                 matcher.consume_token(token)
-        for _, slot, matcher in held:
+        for _, slot, matcher, _ in held:
             if len(slot.tokens) > 1:
                 matcher.consume_tokens(slot.tokens)
             slot.tokens = []
@@ -322,8 +349,11 @@ class GrammarSlots:
     def _compute(self, held: list[_Held], out: Mask) -> None:
         # Threads take stretches of the list: one family to a thread.
         ordered = sorted(held, key=lambda one: one[1].family)
-        matchers = [(matcher, row) for row, _, matcher in ordered]
-        self._pool().unsafe_compute_mask_ptr(matchers, out.ctypes.data, 4 * self._words, len(out))
+        pool, place = self._pool(), (out.ctypes.data, 4 * self._words, len(out))
+        if alone := [(matcher, row) for row, _, matcher, draft in ordered if not draft]:
+            pool.unsafe_compute_mask_ptr(alone, *place)
+        if drafted := [(matcher, row, [*draft]) for row, _, matcher, draft in ordered if draft]:
+            pool.unsafe_compute_mask_ptr_with_draft_token(drafted, *place)
 
     def _watch(self, one: _Held, out: Mask) -> None:
         """One row alone: it is computed in this thread, whose time is measured."""
@@ -339,3 +369,13 @@ class GrammarSlots:
         if self._executor is None:
             self._executor = LLExecutor(self._threads)
         return self._executor
+
+
+def _find_failure(slot: GrammarSlot, matcher: LLMatcher) -> None:
+    """Whether a slot whose mask was filled cannot go on."""
+    if slot.failure is None and matcher.is_error():
+        reason = one_line(matcher.get_error())
+        slot.failure = Failure(f"the grammar cannot go on: {reason}")
+    elif slot.slow >= MAX_SLOW:
+        limit = f"{1000 * SLOW_SECONDS:.0f} ms"
+        slot.failure = Failure(f"the grammar takes more than {limit} for a token")

@@ -61,6 +61,8 @@ class SlotTable:
         """Tokens that a row may bring, at most."""
         self.pending = np.zeros(slots, np.int64)
         """Drafts of steps under way: so far may each slot stand beyond ``position``."""
+        self._checked, self._spare = self.last_token, 0
+        """Decoding slots that all had room for a token, and for how many more they surely have."""
         self.adapter_numbers: Mapping[str, int] = {}
         """Digest → number of the adapters that are loaded."""
         self._tasks: dict[int, str] = {}
@@ -153,11 +155,11 @@ class SlotTable:
         if self._micro_batches > 1:
             decoding = decoding[decoding % self._micro_batches == plan.micro_batch]
         if self.row_tokens > 1 and len(decoding):
-            room = self.room(decoding) > 0
-            if not room.all():
-                decoding, full = decoding[room], np.flatnonzero(~room)
-            certain = self.position[decoding] - (self.pending[decoding] > 0)
-            self.blocks.forget_behind_all(decoding, certain)
+            if self._spare <= 0 or decoding is not self._checked:
+                decoding, full = self._with_room(decoding)
+            if self.blocks.has_windows:
+                certain = self.position[decoding] - (self.pending[decoding] > 0)
+                self.blocks.forget_behind_all(decoding, certain)
         elif len(decoding):
             self._check_decoding(decoding)
             self.blocks.step_windows(decoding, self.position[decoding])
@@ -166,6 +168,14 @@ class SlotTable:
         sampling = [chunk.slot for chunk in chunks if chunk.sample]
         sampled = np.concatenate((decoding, np.array(sampling, np.int64))) if sampling else decoding
         return PlannedStep(decoding, chunks, sampled, full)
+
+    def _with_room(self, decoding: IntArray) -> tuple[IntArray, IntArray | None]:
+        """Those of these slots that may go on, and the places of the others, if there are any."""
+        room = self.room(decoding)
+        self._checked, self._spare = decoding, int(room.min())
+        if self._spare > 0:
+            return decoding, None
+        return decoding[room > 0], np.flatnonzero(room <= 0)
 
     def room(self, slots: IntArray) -> IntArray:
         """How many tokens a decode row of each of these slots may bring: for so many there are
@@ -177,6 +187,16 @@ class SlotTable:
     def took(self, slots: IntArray, counts: IntArray, last: IntArray) -> None:
         """These decoding slots got so many tokens more in a step, each the last of them."""
         self.last_token[slots] = last
+        self.brought(slots, counts)
+
+    def drafted(self, slots: IntArray, counts: IntArray) -> None:
+        """A step is on its way in which these slots have so many drafts each."""
+        self.pending[slots] += counts
+        self._spare = 0
+
+    def brought(self, slots: IntArray, counts: IntArray) -> None:
+        """``took``, where the tokens are known to the device."""
+        self._spare = 0
         self.num_output[slots] += counts.astype(np.uint64)
         self.position[slots] += counts
 
@@ -187,6 +207,7 @@ class SlotTable:
 
     def advance(self, step: PlannedStep) -> None:
         """The step is on its way: every sampled slot has one output token more."""
+        self._spare -= 1
         self.num_output[step.sampled] += np.uint64(1)
         self.position[step.decoding] += 1
         for slot in step.sampled[len(step.decoding) :].tolist():

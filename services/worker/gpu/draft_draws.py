@@ -7,6 +7,8 @@ their slots would draw there later.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,8 +20,22 @@ from penstock.kernels.gpu.sampler_memory import no_history
 from penstock.protocol.sampling import GREEDY_TEMPERATURE
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.sampler import GpuSampler
+from penstock.services.worker.gpu.sent import sent
 from penstock.services.worker.gpu.workspace import LogitsSpace
 from penstock.services.worker.planned_step import IntArray
+
+_LIMITS = ("top_k", "top_p", "min_p")
+_ADJUSTMENTS = ("asks", "allowed", "entry_count", "entry_token", "entry_value", "entry_until")
+"""Columns of ``SamplerSlots`` of slots that ask for biases or for some tokens alone."""
+
+
+class RowMasks(NamedTuple):
+    """What rows of drafts may take whose slots follow a grammar."""
+
+    rows: IntArray
+    """[n]."""
+    words: Tensor
+    """[n, ceil(V / 32)] int32, on the device."""
 
 
 class DraftDraws:
@@ -41,28 +57,38 @@ class DraftDraws:
                       for _ in range(RING)]  # fmt: skip
 
     def draw(
-        self, logits: Tensor, slots: IntArray, ahead: IntArray, ring: int, *, limited: bool
+        self,
+        logits: Tensor,
+        slots: IntArray,
+        ahead: IntArray,
+        ring: int,
+        *,
+        limited: bool,
+        adjusted: bool = False,
+        masks: RowMasks | None = None,
     ) -> Tensor:
         """Draw behind the draw and commit of each slot's first row. logits: [N, V]; slots, ahead:
         [N], the slot of each row and the drafts ahead of it; ring: host buffers that are free;
-        limited: a slot has a top_k, top_p or min_p. Returns ``result``, on the host once the step
-        is over."""
+        limited: a slot asks for more than a temperature, adjusted: for some tokens alone or biases;
+        masks: of rows with a grammar. Returns ``result``, on the host once the step is over."""
         count, state = len(slots), self._state
-        sent = self._sent[ring][: 2 * count]
-        sent.numpy()[:count], sent.numpy()[count:] = slots, ahead - 1
-        places = sent.to(self._device, non_blocking=True)
+        host = self._sent[ring][: 2 * count]
+        host.numpy()[:count], host.numpy()[count:] = slots, ahead - 1
+        places = host.to(self._device, non_blocking=True)
         at, before = places[:count], places[count:]
         temperature = state.temperature.index_select(0, at)
         low, high = state.seed_low.index_select(0, at), state.seed_high.index_select(0, at)
         number = state.num_output.index_select(0, at) + before.to(torch.int32)
         space, rows = self._space, self._rows[:count]
-        asked = self._sampler.slots, self._sampler.space
         if limited:
+            asked = self._sampler.slots, self._sampler.space
+            names = _LIMITS + _ADJUSTMENTS if adjusted else _LIMITS
             columns = asked[0]._replace(
-                asks=self._no_asks, temperature=temperature, num_output=number,
-                top_k=asked[0].top_k.index_select(0, at), top_p=asked[0].top_p.index_select(0, at),
-                min_p=asked[0].min_p.index_select(0, at),
-            )  # fmt: skip
+                **{"asks": self._no_asks, "temperature": temperature, "num_output": number}
+                | {name: getattr(asked[0], name).index_select(0, at) for name in names}
+            )
+            if masks is not None:
+                columns.allowed.index_copy_(0, sent(masks.rows, self._device), masks.words)
             adjust_logits(logits, rows, columns, asked[1], self._none, GREEDY_TEMPERATURE)
             keep_floor(logits, rows, low, high, columns, asked[1], GREEDY_TEMPERATURE)
             splits = draw(logits, rows, temperature, low, high, number, space.best, space.token,
@@ -73,8 +99,7 @@ class DraftDraws:
         tokens, positions, outputs = self._unread
         commit(space.best, space.token, rows, tokens, positions, outputs, self.result, count,
                splits)  # fmt: skip
-        host = self._results[ring]
-        return host.copy_(self.result, non_blocking=True)
+        return self._results[ring].copy_(self.result, non_blocking=True)
 
     def warm_up(self) -> None:
         """Run every kernel once, on rows that are no one's."""
@@ -82,5 +107,5 @@ class DraftDraws:
         for first, count in ((0, 1), (1, 1), (0, most), (1, most - 1)):
             logits = self._space.logits[first : first + count]
             nothing = np.zeros(count, np.int64)
-            for limited in (False, True):
-                self.draw(logits, nothing, nothing + 1, 0, limited=limited)
+            for limited, adjusted in ((False, False), (True, False), (True, True)):
+                self.draw(logits, nothing, nothing + 1, 0, limited=limited, adjusted=adjusted)

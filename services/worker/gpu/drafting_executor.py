@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from penstock.services.worker.gpu.draft_draws import DraftDraws
+from penstock.kernels.gpu.guessed_drafts import GUESSED
+from penstock.services.worker.gpu.draft_draws import DraftDraws, RowMasks
 from penstock.services.worker.gpu.drafted_rows import DraftedRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
 from penstock.services.worker.gpu.in_flight import DraftsInFlight, InFlight
-from penstock.services.worker.planned_step import PlannedStep
+from penstock.services.worker.gpu.sent import sent
+from penstock.services.worker.planned_step import IntArray, PlannedStep
 from penstock.services.worker.speculation.drafting import with_drafts
 from penstock.services.worker.speculation.verification import (
     Verified,
@@ -31,7 +33,12 @@ from penstock.services.worker.speculation.verification import (
 )
 
 if TYPE_CHECKING:
-    from penstock.protocol.wire.messages.steps import StepPlan, StepResult
+    from penstock.protocol.wire.messages.steps import (
+        RowFailure,
+        SlotAdjustments,
+        StepPlan,
+        StepResult,
+    )
     from penstock.services.worker.speculation.drafting import Drafting, Guess
 
 _WEIGHT = 0.2
@@ -41,9 +48,10 @@ _WEIGHT = 0.2
 class DraftingGpuExecutor(GpuExecutor):
     """A ``GpuExecutor`` whose rows may bring several tokens: what was drafted and drawn alike.
 
-    Without ``drafting`` it is a ``GpuExecutor``. Rows that ask for more than a temperature and
-    limits, or for logprobs, have no drafts. Rejected drafts leave K and V behind the last accepted
-    position, which nothing attends to, and which the next step writes anew.
+    Without ``drafting`` it is a ``GpuExecutor``. Rows that ask for what depends on the drafts ahead
+    (penalties, …) or for logprobs have no drafts; of what a grammar allows behind each draft the
+    host makes a mask while the layers are computed. Rejected drafts leave K and V behind the last
+    accepted position, which nothing attends to, and which the next step writes anew.
     """
 
     drafting: Drafting | None = None
@@ -55,12 +63,13 @@ class DraftingGpuExecutor(GpuExecutor):
         self.capacity = replace(self.capacity, max_row_tokens=1 + drafting.most)
         self._born = np.zeros(self.capacity.max_num_seqs, np.int64)
         """The step from which on each slot's tokens are those of its sequence."""
-        self._under_way = np.zeros(self.capacity.max_num_seqs, np.int64)
-        """Steps whose tokens for each slot are not known yet."""
+        self._changed = 0
+        """The last step that slots came or went with."""
         self._waited = False
         """Whether the present launch has waited for a step."""
         self._pause = 0.0
-        """Seconds between the end of a step that was waited for and the launch of the next."""
+        """Seconds between the end of a step that was waited for and the launch of the next; 0: none
+        was measured."""
         with torch.inference_mode():
             self._draws = DraftDraws(self._state, self.sampler, self.decoder.space)
             self._draws.warm_up()
@@ -76,12 +85,13 @@ class DraftingGpuExecutor(GpuExecutor):
             super().launch(plan)
             return
         self._waited = False
-        self._take_those_over(wait=False)
+        if any(flight.drafts is not None for flight in self._flight):
+            self._take_those_over(wait=False)  # slots may have more room than was sure
         super().launch(plan)
         if self._waited:
             flight = self._flight[-1]
             flight.pause = time.perf_counter() - self._last_end
-            self._pause += _WEIGHT * (flight.pause - self._pause)
+            self._pause += (_WEIGHT if self._pause else 1.0) * (flight.pause - self._pause)
             if flight.drafts is None:
                 self.drafting.wasted(flight.rows, flight.pause)
 
@@ -102,7 +112,6 @@ class DraftingGpuExecutor(GpuExecutor):
         else:
             flight = super()._launch(plan, step, launched)
             flight.computed = step
-        self._under_way[step.sampled] += 1
         return flight
 
     def _begin(self, plan: StepPlan, drafting: Drafting) -> None:
@@ -110,25 +119,46 @@ class DraftingGpuExecutor(GpuExecutor):
         drafting.begin(plan)
         if plan.full:
             self._born.fill(plan.step)
-            self._under_way.fill(0)
-        self._born[plan.gone] = plan.step
+        if plan.full or plan.gone or plan.added:
+            self._changed = plan.step
+            self._born[plan.gone] = plan.step
         slots = self.slots
         for new in plan.added:
-            self._born[new.slot], self._under_way[new.slot] = plan.step, 0
-            if slots.asks[new.slot] or slots.logprobs[new.slot] >= 0:
+            self._born[new.slot] = plan.step
+            reads = reads_text(slots.adjustments[new.slot]) if slots.asks[new.slot] else False
+            if reads or slots.logprobs[new.slot] >= 0:
                 drafting.leave(new.slot)
+
+    def _under_way(self) -> IntArray:
+        """By slot, the steps whose tokens for it are not known yet."""
+        steps = np.zeros(self.capacity.max_num_seqs, np.int64)
+        for flight in self._flight:
+            if not flight.is_over and flight.computed is not None:
+                slots = flight.computed.sampled
+                steps[slots[self._born[slots] <= flight.step]] += 1
+        return steps
 
     def _guesses(self, step: PlannedStep, drafting: Drafting) -> list[Guess]:
         """Those of the drafts that pay; waits for what is under way where that pays more."""
-        if not drafting.budget.may_look(len(step.decoding)):
+        budget, rows = drafting.budget, len(step.decoding)
+        if step.chunks or not rows or not budget.may_look(rows):
             return []
-        found = drafting.guess(step, self.slots, self._under_way, self._pause)
+        began = time.perf_counter()
+        self._take_those_over(wait=False)
+        pause = self._pause or budget.costs.seconds(rows) or 0.0
+        both = self.grammars.forced, self._fitting
+        found = drafting.guess(step, self.slots, self._under_way(), pause, *both)
+        budget.looked(time.perf_counter() - began)
         if found is None:
             self._waited = True
             self._take_those_over(wait=True)
-            found = drafting.guess(step, self.slots, self._under_way, self._pause)
-        drafting.budget.looked(bool(found))
+            found = drafting.guess(step, self.slots, self._under_way(), pause, *both)
         return (found or [])[: self._drafted.most_guesses]
+
+    def _fitting(self, slot: int, tokens: list[int]) -> list[int]:
+        """The first of these tokens, as many as a slot's grammar allows; none where the answer may
+        begin to follow it in their midst."""
+        return self.grammars.fitting(slot, tokens) if self.grammars.guides(slot) else []
 
     def _launch_drafts(
         self, plan: StepPlan, step: PlannedStep, guesses: list[Guess], launched: float
@@ -149,7 +179,7 @@ class DraftingGpuExecutor(GpuExecutor):
         graphs = self._graphs_of(PlannedStep(owners, [], owners), ring)
         graphs.run_drafted(padded)
         host, space = self._results[ring], self.decoder.space
-        drawn, failures, openings = self._allow(step, ring)
+        (drawn, failures, openings), masks = self._allow_drafts(step, guesses, ring)
         failures = failures + self.slots.unreadable_rows(step)
         self._recall(graphs, step, 0)
         graphs.run_head(every)
@@ -158,14 +188,56 @@ class DraftingGpuExecutor(GpuExecutor):
         logprobs = self._logprobs.begin(step, [])
         more = self._draws.draw(
             space.logits[rows:every], later, ahead, ring, limited=self.sampler.needed(later),
+            adjusted=bool(self.slots.asks[later].any()), masks=masks,
         )  # fmt: skip
         outcome = self._drafted.accept(space.result, self._draws.result, ring)
-        self.slots.pending[step.decoding] += counts
+        self.slots.drafted(step.decoding, counts)
         return InFlight(
             plan.epoch, plan.step, rows, host, self._event(timed=False), launched, drawn,
             self._noted(step), failures, logprobs, computed=drafted,
             drafts=DraftsInFlight(drafts, np.flatnonzero(drafts.ahead), guesses, more, outcome),
         )  # fmt: skip
+
+    def _allow_drafts(
+        self, step: PlannedStep, guesses: list[Guess], ring: int
+    ) -> tuple[tuple[dict[int, int], list[RowFailure], dict[int, int]], RowMasks | None]:
+        """``_allow``, and the masks of drafts' rows: of those that the device places, as the host
+        knows them by now."""
+        following = self.grammars.following(step.sampled)
+        if not any(one.row in following for one in guesses):
+            return self._allow(step, ring), None
+        self._take_those_over(wait=True)
+        drafts: list[list[int]] = [[] for _ in step.sampled]
+        later, first = [list[int]() for _ in step.sampled], 0
+        for one in guesses:
+            since = int(self.slots.position[one.slot]) - one.known
+            drafts[one.row] = one.draft.tokens[since : min(GUESSED, since + one.drafts)]
+            later[one.row] = list(range(first, first + len(drafts[one.row])))
+            first += one.drafts
+        shown = [drafts[row] for row in following.tolist()]
+        sizes = np.array([1 + len(each) for each in shown])
+        slots, begins = step.sampled[following], np.cumsum(sizes) - sizes
+        host = self._mask_buffer(ring)[: int(sizes.sum())]
+        masks = self.grammars.fill(step.sampled, following, host.numpy(), shown)
+        words = host.to(self._device, non_blocking=True)
+        self.sampler.allow(slots, words.index_select(0, sent(begins, self._device)))
+        drawn = dict(zip(slots.tolist(), following.tolist(), strict=True))
+        rows = np.array([row for at in following.tolist() for row in later[at]], np.int64)
+        if not len(rows):
+            return (drawn, masks.failures, masks.openings), None
+        behind = sent(np.delete(np.arange(len(host)), begins), self._device)
+        of_drafts = RowMasks(rows, words.index_select(0, behind))
+        return (drawn, masks.failures, masks.openings), of_drafts
+
+    def _feed(self, flight: InFlight) -> None:
+        if flight.drafts is not None and flight.drawn:
+            verified, _ = self._outcome(flight, flight.drafts)
+            parts = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
+            brought = [parts[row] for row in flight.drawn.values()]
+            slots = np.repeat(list(flight.drawn), [len(tokens) for tokens in brought])
+            self.grammars.took(slots, np.concatenate(brought))
+            flight.drawn = {}
+        super()._feed(flight)
 
     def _is_over(self, flight: InFlight, wait: bool) -> bool:
         known, before = flight.is_over, self._last_end
@@ -178,18 +250,18 @@ class DraftingGpuExecutor(GpuExecutor):
             self._take(flight, step, drafting)
         else:
             self._take_drafted(flight.drafts, flight, step, drafting)
-        costs = drafting.budget.costs if flight.drafts is None else drafting.budget.drafted_costs
-        if flight.launched <= before or costs.seconds(1) is None:  # else the device has idled
-            drafting.measured(step, flight.seconds, flight.pause)
+        idle, alone = max(0.0, flight.launched - before), drafting.budget.costs.seconds(1)
+        if alone is None or idle < alone:  # else there was nothing to do for a while
+            seconds = flight.seconds + (idle if alone else 0.0)
+            drafting.measured(step, seconds, flight.pause)
         return True
 
     def _take(self, flight: InFlight, step: PlannedStep, drafting: Drafting) -> None:
         """Show what drafts the tokens of a step without any."""
-        tokens = flight.result.numpy()[0, : flight.rows]
-        own = self._born[step.sampled] <= flight.step
-        slots, tokens = step.sampled[own], tokens[own]
-        self._under_way[slots] -= 1
-        self.slots.last_token[slots] = tokens
+        slots, tokens = step.sampled, flight.result.numpy()[0, : flight.rows].copy()
+        if flight.step < self._changed:
+            own = self._born[slots] <= flight.step
+            slots, tokens = slots[own], tokens[own]
         drafting.drew(slots, tokens)
 
     def _take_drafted(
@@ -197,8 +269,7 @@ class DraftingGpuExecutor(GpuExecutor):
     ) -> None:
         first = first_rows(drafts.rows)
         slots, most = step.decoding[first], np.diff(first, append=len(step.decoding)) - 1
-        verified, live = self._verified(flight, drafts, first)
-        drafts.verified = verified
+        verified, live = self._outcome(flight, drafts)
         drafts.drafted = np.zeros(len(slots), np.int64)
         rows = [one.row for one in drafts.guesses]
         drafts.drafted[rows] = np.maximum(live, 0)
@@ -206,11 +277,8 @@ class DraftingGpuExecutor(GpuExecutor):
         mine, counts = slots[own], verified.counts[own]
         every = np.split(verified.tokens, np.cumsum(verified.counts)[:-1])
         parts = [every[at].tolist() for at in np.flatnonzero(own)]
-        known = self.slots.last_token[mine].tolist()
-        last = [part[-1] if part else token for part, token in zip(parts, known, strict=True)]
-        self._under_way[mine] -= 1
         self.slots.pending[mine] -= most[own]
-        self.slots.took(mine, counts - 1, np.array(last, np.int64))  # one is counted already
+        self.slots.brought(mine, counts - 1)  # one is counted already
         drafting.took(mine.tolist(), parts)
         kept = np.flatnonzero(own[rows]).tolist()
         drafting.settled(
@@ -221,10 +289,11 @@ class DraftingGpuExecutor(GpuExecutor):
             drafting.leave(slot)
 
     @staticmethod
-    def _verified(
-        flight: InFlight, drafts: DraftsInFlight, first: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> tuple[Verified, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        """What the step brings, and what has become of each guess: ``Outcome.live``."""
+    def _outcome(flight: InFlight, drafts: DraftsInFlight) -> tuple[Verified, IntArray]:
+        """What a step that is over brings, and what has become of each guess: ``Outcome.live``."""
+        if drafts.verified is not None and drafts.live is not None:
+            return drafts.verified, drafts.live
+        first = first_rows(drafts.rows)
         drawn = np.empty((2, len(drafts.rows.ahead)), np.int64)
         drawn[:, first] = flight.result.numpy()[:, : flight.rows]
         drawn[:, drafts.later] = drafts.more.numpy()[:, : len(drafts.later)]
@@ -234,7 +303,8 @@ class DraftingGpuExecutor(GpuExecutor):
         begins = np.cumsum(counts) - counts
         chosen = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
         bad = np.where(counts > 0, drawn[1][first], 0)
-        return Verified(drawn[0][chosen], counts, chosen, bad), live
+        drafts.verified, drafts.live = Verified(drawn[0][chosen], counts, chosen, bad), live
+        return drafts.verified, live
 
     def _result(self, flight: InFlight) -> StepResult:
         result, step = super()._result(flight), flight.computed
@@ -244,3 +314,10 @@ class DraftingGpuExecutor(GpuExecutor):
         if drafts is not None and drafts.verified is not None and drafts.drafted is not None:
             result = with_counts(result, drafts.verified, drafts.drafted)
         return result if step.full is None else renumbered(result, flight.rows, step.full)
+
+
+def reads_text(asked: SlotAdjustments | None) -> bool:
+    """Whether what a slot asks for depends on tokens that came before, but for its grammar."""
+    if asked is None:
+        return False
+    return bool(asked.penalised or asked.repeats or asked.stages or asked.bad_words)

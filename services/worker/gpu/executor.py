@@ -287,13 +287,17 @@ class GpuExecutor:
             return {}, [], {}
         self._feed_all()
         slots = step.sampled[rows]
-        if ring not in self._masks:
-            self._masks[ring] = self._host(*self.sampler.slots.allowed.shape)
-        host = self._masks[ring][: len(rows)]
+        host = self._mask_buffer(ring)[: len(rows)]
         masks = self.grammars.fill(step.sampled, rows, host.numpy())
         self.sampler.allow(slots, host)
         drawn = dict(zip(slots.tolist(), rows.tolist(), strict=True))
         return drawn, masks.failures, masks.openings
+
+    def _mask_buffer(self, ring: int) -> torch.Tensor:
+        """[R, ceil(V / 32)], for the masks of a step's rows."""
+        if ring not in self._masks:
+            self._masks[ring] = self._host(*self.sampler.slots.allowed.shape)
+        return self._masks[ring]
 
     def _feed_all(self) -> None:
         """Wait for the steps whose tokens somebody on the host must see, and show them."""

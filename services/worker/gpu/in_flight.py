@@ -29,6 +29,8 @@ class DraftsInFlight(msgspec.Struct):
     """How many drafts each slot had, and …"""
     verified: Verified | None = None
     """… what the step brings, once it is over."""
+    live: IntArray | None = None
+    """``Outcome.live`` of each guess, likewise."""
 
 
 class InFlight(msgspec.Struct):

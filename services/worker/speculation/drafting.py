@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,8 +17,9 @@ from penstock.services.worker.speculation.step_costs import Acceptance, Candidat
 Forced = Callable[[int, int], list[int]]
 Fitting = Callable[[int, list[int]], list[int]]
 
-MOST_DRAWN = 32
-"""Steps whose tokens are shown to a proposer at once, at most."""
+Parts = tuple[IntArray, Sequence[IntArray] | IntArray]
+MOST_DRAWN = 256
+"""Steps whose tokens are shown to a proposer at once, at most: many cost less than one by one."""
 
 
 class Guess(NamedTuple):
@@ -105,16 +107,22 @@ class Drafting:
             self._proposer.forget(slot)
 
     def guess(
-        self, step: PlannedStep, slots: SlotTable, under_way: IntArray, pause: float
+        self,
+        step: PlannedStep,
+        slots: SlotTable,
+        under_way: IntArray,
+        pause: float,
+        forced: Forced = _nothing_forced,
+        fitting: Fitting = _all_fitting,
     ) -> list[Guess] | None:
         """Drafts for a step that is launched now, while others are under way. under_way: by slot,
-        steps that bring it a token or more; pause: see ``DraftBudget.choose``. ``None``: it pays
-        more to wait for these steps, and to guess again."""
+        steps that bring it a token or more; pause: see ``DraftBudget.choose``; forced, fitting: see
+        ``draft``. ``None``: it pays more to wait for these steps, and to guess again."""
         if not self._may_have(step):
             return []
         decoding = step.decoding
         known = slots.position - under_way
-        candidates = self._candidates(step, slots, _nothing_forced, _all_fitting, under_way)
+        candidates = self._candidates(step, slots, forced, fitting, under_way)
         if not candidates:
             return []
         counts = self.budget.choose(len(decoding), candidates, pause)
@@ -238,7 +246,7 @@ class Drafting:
 
     def drew(self, slots: IntArray, tokens: IntArray) -> None:
         """``took`` for one token each of a step without drafts, shown when it matters."""
-        if not len(slots):  # all have left
+        if not (self._rows and len(slots)):  # nothing is drafted, or all have left
             return
         self._drawn.append((slots, tokens))
         if len(self._drawn) == MOST_DRAWN:
@@ -248,20 +256,21 @@ class Drafting:
         """Show the proposer what was drawn."""
         if not self._drawn:
             return
-        slots, tokens = (np.concatenate(each) for each in zip(*self._drawn, strict=True))
-        self._drawn.clear()
-        order = np.argsort(slots, kind="stable")
-        slots, tokens = slots[order], tokens[order]
-        first = np.flatnonzero(np.diff(slots, prepend=-1))
-        ends = [*first[1:].tolist(), len(slots)]
-        for slot, begin, end in zip(slots[first].tolist(), first.tolist(), ends, strict=True):
+        drawn, self._drawn = self._drawn, []
+        slots = drawn[0][0]
+        if all(each is slots for each, _ in drawn):  # as mostly
+            every: Parts = slots, np.array([tokens for _, tokens in drawn]).T
+        else:
+            every = _by_slot(*(np.concatenate(each) for each in zip(*drawn, strict=True)))
+        for slot, tokens in zip(every[0].tolist(), every[1], strict=True):
             if slot in self._rows:
-                self._proposer.took(slot, tokens[begin:end].tolist())
+                self._proposer.took(slot, array("i", tokens.astype(np.int32).tobytes()))
 
     def measured(self, step: PlannedStep, seconds: float, drafting: float = 0.0) -> float:
         """How long a step took, of which so many seconds went by to make drafts. Returns what
         drafts have saved of it, less than 0: lost."""
         rows = len(step.decoding)
+        self.budget.passed(seconds)
         if step.chunks or not rows:
             return -drafting
         if step.drafts is None:
@@ -274,6 +283,14 @@ class Drafting:
         self.counts.saved_seconds += saved
         self.budget.learn(slots, saved)
         return saved
+
+
+def _by_slot(slots: IntArray, tokens: IntArray) -> tuple[IntArray, Sequence[IntArray]]:
+    """Each slot once, and its tokens in their order."""
+    order = np.argsort(slots, kind="stable")
+    slots, tokens = slots[order], tokens[order]
+    first = np.flatnonzero(np.diff(slots, prepend=-1))
+    return slots[first], np.split(tokens, first[1:])
 
 
 def with_drafts(

@@ -21,20 +21,21 @@ TRIED_EVERY = 64
 """Of steps whose drafts would not pay, one has the first draft of each row: texts change."""
 PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
+FORCED_PRIOR = 0.95
+"""Of those that a grammar forces: only other tokens of the same text are drawn instead."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-LOOK_SECONDS, LOOK_SHARE = 8e-6, 0.25
-"""What looking for a row's draft takes the host, and what all rows may of a step: the device
-computes meanwhile, but the host has its next step to launch."""
-BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 2.0, 1.0
+HOST_SHARE, HOST_CREDIT = 0.01, 0.01
+"""Looking for drafts may take the host this share of the time of all steps, and what drafts gain;
+of both it may save up so many seconds, with which it begins, or owe as many. The device may idle
+while it looks."""
+BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 1.0, 1.0
 """What drafts gain or lose, in steps, is added up, of which a hundredth is forgotten with each step
-that has drafts: so where they keep on losing more than 2 % of a step, the balance comes to
+that has drafts: so where they keep on losing more than 1 % of a step, the balance comes to
 ``-MOST_LOST``, and they rest. Of what they gain no more than ``MOST_SAVED`` may be lost again."""
 MOST_RESTS = 16
 """A rest is twice as long as the one before, if drafts have gained nothing between them, up to so
 many times the first."""
-MOST_SKIPPED = 15
-"""Steps that nothing is looked for in, at most, behind one in which nothing was found that pays."""
 _MOST_OF_ONE = 3.0
 """Steps that one step is taken to have lost at most: it may have been held up by others."""
 _FIRST_COST = 2.0
@@ -147,18 +148,21 @@ class DraftBudget:
         self._balance, self._rests, self._rest = 0.0, 0, tried_every
         """What drafts have gained lately, in steps; for how many steps there are none; how long the
         next rest is."""
-        self._skips = self._skipped = 0
-        """For how many steps nothing is looked for, and for how many it was last."""
+        self._credit = HOST_CREDIT
+        """Seconds that looking for drafts may take the host."""
         self._kinds: dict[tuple[str, int], Acceptance] = {}
         self._refused = 0
 
     def share(self, draft: Draft, row: Acceptance) -> float:
         """Of a draft's tokens that are likely to be accepted; row: how its sequence's were."""
+        if draft.source == GRAMMAR:
+            return self._kind(draft).share(FORCED_PRIOR)
         return row.share(self._kind(draft).share(PRIOR))
 
     def observe(self, draft: Draft, drafted: int, accepted: int, row: Acceptance) -> None:
         self._kind(draft).observe(drafted, accepted)
-        row.observe(drafted, accepted)
+        if draft.source != GRAMMAR:
+            row.observe(drafted, accepted)
 
     def _kind(self, draft: Draft) -> Acceptance:
         key = draft.source, bisect_left(_MATCHES, draft.match + 1)
@@ -173,6 +177,7 @@ class DraftBudget:
         alone = self.costs.seconds(rows)
         if self.drafted_costs is self.costs or not alone:
             return
+        self._earn(seconds)
         self._balance = BALANCE_DECAY * self._balance + max(seconds / alone, -_MOST_OF_ONE)
         if self._balance < -MOST_LOST:
             self._balance, self._rests = 0.0, self._rest
@@ -181,21 +186,24 @@ class DraftBudget:
             self._balance, self._rest = MOST_SAVED, self._tried_every
 
     def may_look(self, rows: int) -> bool:
-        """Whether it costs little beside a step to look for the drafts of so many rows."""
-        alone = self.costs.seconds(rows)
+        """Whether drafts are looked for: steps of so many rows have room for some, they do not
+        rest, and the host has the time."""
         if self._rests:
             self._rests -= 1
             return False
-        if self._skips:
-            self._skips -= 1
-            return False
-        return alone is not None and rows * LOOK_SECONDS <= LOOK_SHARE * alone
+        has_room = rows < self._most_rows and self.costs.seconds(rows) is not None
+        return has_room and self._credit > 0
 
-    def looked(self, found: bool) -> None:
-        """Whether drafts that pay were found. Where texts repeat nothing, they are looked for less
-        often: the host has other things to do."""
-        self._skipped = 0 if found else min(2 * self._skipped + 1, MOST_SKIPPED)
-        self._skips = self._skipped
+    def looked(self, seconds: float) -> None:
+        """Looking for drafts has taken the host so long."""
+        self._earn(-seconds)
+
+    def passed(self, seconds: float) -> None:
+        """A step has taken so long, whatever was in it."""
+        self._earn(HOST_SHARE * seconds)
+
+    def _earn(self, seconds: float) -> None:
+        self._credit = max(-HOST_CREDIT, min(HOST_CREDIT, self._credit + seconds))
 
     def choose(
         self, rows: int, candidates: Sequence[Candidate], pause: float | None = None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock.services.worker.speculation.finished_outputs import FinishedOutputs
 from penstock.services.worker.speculation.proposer import FINISHED, OWN, Draft
+from penstock.services.worker.speculation.scanned_text import MOST_SCANNED, ScannedText
 from penstock.services.worker.speculation.text_index import MOST_MATCH, Match, TextIndex
 
 MOST_OWN = 65_536
@@ -22,16 +23,18 @@ _BROUGHT = 31
 
 
 class _Text:
-    """One sequence. It is indexed from when it is first asked about: many never are."""
+    """One sequence. It is scanned while it is short; a long one is indexed, from when it is first
+    asked about: many never are."""
 
-    __slots__ = ("_fresh", "corpus", "index", "latest", "output")
+    __slots__ = ("_fresh", "_ngram", "corpus", "index", "latest", "output")
 
     def __init__(
         self, text: npt.NDArray[np.int32], prompt_len: int, corpus: bytes, ngram: int
     ) -> None:
-        self.index = TextIndex(MOST_OWN, ngram)
+        self._ngram = ngram
+        self.index: ScannedText | TextIndex = ScannedText(ngram)
         self._fresh = array("i", text[-MOST_OWN:].tobytes())
-        """Tokens that are not indexed yet."""
+        """Tokens that are not in ``index`` yet."""
         self.latest = array("i", text[-MOST_MATCH:].tobytes())
         """The end of the text."""
         self.output = array("i", text[prompt_len:].tobytes())
@@ -39,17 +42,39 @@ class _Text:
 
     def catch_up(self, most: int) -> int:
         """Index up to ``most`` tokens more, and few in any case. Returns how many of ``most``."""
-        fresh = self._fresh
+        fresh, index = self._fresh, self.index
+        if isinstance(index, ScannedText):
+            if len(index) + len(fresh) <= MOST_SCANNED:
+                index.extend(fresh)
+                del fresh[:]
+                return 0
+            fresh = self._fresh = index.tokens + fresh
+            index = self.index = TextIndex(MOST_OWN, self._ngram)
         if len(fresh) <= _BROUGHT + 1:
-            self.index.extend(fresh)
+            index.extend(fresh)
             del fresh[:]
             return 0
-        if most and not len(self.index):
-            self.index.reserve(len(fresh))
+        if most and not len(index):
+            index.reserve(len(fresh))
         done = min(most, len(fresh))
-        self.index.extend(fresh[:done])
+        index.extend(fresh[:done])
         del fresh[:done]
         return done
+
+    def find(self) -> Match | None:
+        """Where it has most in common with its end."""
+        if isinstance(self.index, ScannedText):
+            return self.index.find()
+        return self.index.find(self.latest, own=True)
+
+    def draft(self, found: Match, most: int) -> Draft | None:
+        """What follows there."""
+        index = self.index
+        if isinstance(index, ScannedText):
+            tokens = index.after(found.at, most)
+        else:
+            tokens = index.after(found.at, most, own=True)
+        return Draft(tokens, OWN, found.length) if tokens else None
 
     @property
     def is_indexed(self) -> bool:
@@ -98,8 +123,8 @@ class NgramProposer:
         text = self._indexed(slot)
         if text is None:
             return None
-        found = text.index.find(text.latest, own=True)
-        return None if found is None else _draft(text.index, found, most, OWN)
+        found = text.find()
+        return None if found is None else text.draft(found, most)
 
     def forget(self, slot: int) -> None:
         self._texts.pop(slot, None)
@@ -128,22 +153,18 @@ class SuffixProposer(NgramProposer):
         text = self._indexed(slot)
         if text is None:
             return None
-        own = text.index.find(text.latest, own=True)
+        own = text.find()
         corpus = None
         if own is None or own.length < MOST_MATCH:
             corpus = self.finished.of(text.corpus)
         if corpus is not None:
             other = corpus.find(text.latest)
             if other is not None and (own is None or other.length > own.length):
-                return _draft(corpus, other, most, FINISHED)
-        return None if own is None else _draft(text.index, own, most, OWN)
+                tokens = corpus.after(other.at, most)
+                return Draft(tokens, FINISHED, other.length) if tokens else None
+        return None if own is None else text.draft(own, most)
 
     def forget(self, slot: int) -> None:
         text = self._texts.pop(slot, None)
         if text is not None:
             self.finished.add(text.corpus, text.output)
-
-
-def _draft(index: TextIndex, found: Match, most: int, source: str) -> Draft | None:
-    tokens = index.after(found.at, most, own=source == OWN)
-    return Draft(tokens, source, found.length) if tokens else None

@@ -31,6 +31,7 @@ from penstock.services.worker.speculation.setup import (
     may_draft,
 )
 from penstock.services.worker.speculation.step_costs import (
+    HOST_CREDIT,
     TRIED_EVERY,
     Acceptance,
     Candidate,
@@ -241,19 +242,21 @@ def test_drafts_that_keep_on_losing_rest_whatever_is_expected_of_them() -> None:
     for one in (budget.costs, budget.drafted_costs):
         one.observe(1, 1.0)
     rows = [Candidate(0, DRAFT, 0.9, 6)]
-    budget.learn(1, -2.0)
-    budget.learn(1, 1.0)
+    budget.learn(1, -0.9)
+    budget.learn(1, 0.9)
     assert budget.may_look(1) and any(budget.choose(1, rows) or [])
     budget.learn(1, -2.5)
     for _ in range(5):
         assert not any(budget.choose(1, rows) or [])
         assert not budget.may_look(1)
+        budget.passed(1.0)
     assert budget.may_look(1) and any(budget.choose(1, rows) or [])
 
 
 def rests_of(budget: DraftBudget) -> int:
-    """For how many steps nothing is looked for."""
+    """For how many steps nothing is looked for, if the host has the time."""
     steps = 0
+    budget.passed(10.0)
     while not budget.may_look(1):
         steps += 1
     return steps
@@ -266,14 +269,14 @@ def test_a_rest_behind_which_drafts_lose_again_is_twice_as_long() -> None:
         budget.learn(1, -2.5)
         assert rests_of(budget) == rest
     budget.learn(1, 1.0)
-    budget.learn(1, -2.0)
-    assert rests_of(budget) == 0, "half of it was gained before"
-    budget.learn(1, -2.0)
+    budget.learn(1, -1.5)
+    assert rests_of(budget) == 0, "most of it was gained before"
+    budget.learn(1, -1.5)
     assert rests_of(budget) == 5
 
 
-def test_drafts_that_always_lose_more_than_a_fiftieth_of_a_step_rest_sooner_or_later() -> None:
-    for loss, rests in ((0.03, True), (0.015, False)):
+def test_drafts_that_always_lose_more_than_a_hundredth_of_a_step_rest_sooner_or_later() -> None:
+    for loss, rests in ((0.015, True), (0.008, False)):
         budget = DraftBudget(64, apart=True)
         budget.costs.observe(1, 1.0)
         for _ in range(300):
@@ -281,24 +284,23 @@ def test_drafts_that_always_lose_more_than_a_fiftieth_of_a_step_rest_sooner_or_l
         assert (rests_of(budget) > 0) == rests
 
 
-def test_where_nothing_is_found_nothing_is_looked_for_in_more_and_more_steps() -> None:
-    budget = DraftBudget(64, apart=True)
-    budget.costs.observe(1, 1.0)
-    skipped = []
-    for _ in range(6):
-        budget.looked(False)
-        skipped.append(rests_of(budget))
-    assert skipped == [1, 3, 7, 15, 15, 15]
-    budget.looked(True)
-    assert budget.may_look(1)
-
-
-def test_drafts_are_looked_for_where_that_takes_little_of_a_step() -> None:
+def test_looking_takes_the_host_a_hundredth_of_all_steps_and_what_drafts_gain() -> None:
     budget = DraftBudget(64, apart=True)
     assert not budget.may_look(1), "no step was measured"
-    for rows in (1, 128):
-        budget.costs.observe(rows, 1e-3)
-    assert budget.may_look(8) and not budget.may_look(128)
+    budget.costs.observe(1, 1e-3)
+    assert not budget.may_look(64), "no row is left for drafts"
+    looked = 0
+    for _ in range(10_000):
+        budget.passed(1e-3)
+        if budget.may_look(1):
+            looked += 1
+            budget.looked(1e-4)
+    begun = round(HOST_CREDIT / 1e-4)
+    assert 1_000 <= looked <= 1_000 + begun + 1
+    budget.looked(HOST_CREDIT)
+    assert not budget.may_look(1)
+    budget.learn(1, 2 * HOST_CREDIT)
+    assert budget.may_look(1)
 
 
 def seconds_and_tokens(cost: float, pause: float, accepted: float, steps: int) -> tuple[float, int]:
@@ -328,7 +330,7 @@ def seconds_and_tokens(cost: float, pause: float, accepted: float, steps: int) -
                 budget.drafted_costs.observe(1 + wanted, cost)
             if waits or wanted:
                 budget.learn(1, brought - took)
-            budget.looked(wanted > 0)
+        budget.passed(took)
         seconds, tokens = seconds + took, tokens + brought
     return seconds, tokens
 

@@ -14,6 +14,7 @@ from support.counted import instructions
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
 from penstock.services.worker.speculation.drafting import MOST_DRAWN, Drafting
 from penstock.services.worker.speculation.finished_outputs import FinishedOutputs
+from penstock.services.worker.speculation.scanned_text import MOST_SCANNED, ScannedText
 from penstock.services.worker.speculation.step_costs import DraftBudget
 from penstock.services.worker.speculation.text_index import (
     DEPTH,
@@ -72,6 +73,46 @@ def test_the_longest_match_is_preferred_to_the_latest() -> None:
     index = TextIndex(100)
     index.extend([8, 1, 2, 3, 40, 9, 1, 2, 3, 50, 8, 1, 2, 3])
     assert index.find(array("i", [8, 1, 2, 3]), own=True) == Match(4, 4)
+
+
+def test_a_short_text_that_is_scanned_has_the_matches_of_an_index() -> None:
+    draw = random.Random(3)
+    for case in range(400):
+        vocab, length = draw.choice([1, 2, 3, 300, 70_000]), draw.randrange(1, 120)
+        text = [draw.randrange(vocab) for _ in range(length)]
+        text += text[: draw.randrange(length)]
+        ngram = 1 + case % 4
+        scanned, index = ScannedText(ngram), TextIndex(10_000, ngram)
+        index.reserve(1 << 18)  # no two n-grams have one hash
+        scanned.extend(array("i", text))
+        index.extend(text)
+        found = scanned.find()
+        assert found == index.find(array("i", text[-MOST_MATCH:]), own=True)
+        if found is not None:
+            for count in (1, 5, 50):
+                assert scanned.after(found.at, count) == index.after(found.at, count, own=True)
+
+
+def test_a_text_that_grows_long_is_indexed_and_found_as_before() -> None:
+    proposer, text = NgramProposer(), [*range(MOST_SCANNED - 2), 5, 6]
+    begun(proposer, text)
+    assert proposer.propose(0, 2) is None
+    proposer.took(0, [7])
+    found = []
+    for _ in range(4):
+        proposer.next_step()
+        found.append(proposer.propose(0, 2))
+    assert found[0] is None, "it is indexed a piece a step"
+    assert found[-1] is not None and found[-1].tokens == [8, 9]
+
+
+def test_bytes_between_tokens_match_nothing_and_are_passed_over() -> None:
+    scanned = ScannedText(1)
+    scanned.extend(array("i", [256, 1, *[1 << 24, 0] * 9, 1]))
+    assert scanned.find() == Match(2, 1)
+    hostile = ScannedText(1)
+    hostile.extend(array("i", [1, *[1 << 16] * 99, 1]))
+    assert hostile.find() is None, "a search ends"
 
 
 def test_outputs_are_found_by_their_corpus_alone_and_never_joined() -> None:

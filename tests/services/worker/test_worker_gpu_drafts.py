@@ -21,18 +21,28 @@ from support.worker.tiny_models import make_model, some_prompts
 from test_worker_adapters_gpu import gpu_executor as with_adapters
 from test_worker_gpu_executor import DEVICE, gpu_executor, silent
 
+from penstock.loadtest.models.make_model import make_tokenizer
+from penstock.protocol.grammar.compiler import make_tokenizer as make_vocabulary
+from penstock.protocol.grammar.request import Grammar
 from penstock.protocol.model_info import read_model_info
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.requests import TokenWork
-from penstock.protocol.wire.messages.steps import Chunk, NewSlot, SlotSampling, StepPlan
+from penstock.protocol.wire.messages.steps import (
+    Chunk,
+    NewSlot,
+    SlotAdjustments,
+    SlotSampling,
+    StepPlan,
+)
 from penstock.services.worker.gpu.decoder import GpuDecoder, dense_executor
 from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
+from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.in_flight import InFlight
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
 from penstock.services.worker.speculation.drafting import Drafting
-from penstock.services.worker.speculation.proposer import OWN, Draft
+from penstock.services.worker.speculation.proposer import GRAMMAR, OWN, Draft
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 ON_GPU = torch.cuda.is_available()
@@ -130,6 +140,76 @@ def test_drafts_read_keys_and_values_of_a_byte_a_number(tiny_folder: Folder) -> 
     driver = PlanDriver(executor, 2)
     assert driver.run(prompts, tokens, preemptions=1) == expected
     assert max(driver.row_counts) > 1
+
+
+GRAMMARS = [
+    Grammar("regex", "(item one and item two, ){2}(done|finished)"),
+    Grammar("regex", "(ab|[0-9]{3})+"),
+    Grammar("json_object"),
+]
+
+
+def with_grammars(executor: GpuExecutor, *more: SlotSampling) -> list[SlotSampling]:
+    """Samplings of rows with grammars, greedy, drawn and from limits, of one that also has biases
+    and no end for a while, and of ``more``."""
+    vocab_size = executor.capacity.vocab_size
+    executor.grammars.serve(
+        lambda: make_vocabulary(make_tokenizer(vocab_size).to_str(), vocab_size, [2]), patience=20.0
+    )
+    ends = np.array([2], "<i4").tobytes()
+    limits = [(0.0, 0, 1.0), (0.9, 0, 1.0), (1.1, 9, 0.9)]
+    rows = [
+        SlotSampling(*limit, 3 + place, 0.0, SlotAdjustments(grammar=grammar))
+        for place, (grammar, limit) in enumerate(zip(GRAMMARS, limits, strict=True))
+    ]
+    asked = SlotAdjustments(grammar=GRAMMARS[1], min_tokens=9, ends=ends)
+    rows.append(SlotSampling(0.7, 0, 1.0, 11, 0.0, asked))
+    return [*rows, *more]
+
+
+@SLOW_WITHOUT_GPU
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_with_grammars_and_biases_have_drafts_and_the_same_text(
+    late: bool, tiny_folder: Folder
+) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    samplings = with_grammars(executor, asking(0.9, **biased(t7=2.0)), SAMPLINGS[5])
+    prompts, tokens = some_prompts([5, 9, 12, 7, 3, 6]), 20 if ON_GPU else 12
+    if late:
+        make_late(executor)
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)), 0.3)
+    assert executor.drafting is not None
+    counts = executor.drafting.counts
+    for preempted in (0.0, 0.15):
+        driver = AheadDriver(executor)
+        assert driver.run(prompts, tokens, samplings, preempted) == expected
+        assert max(driver.row_counts) > 1
+        executor.reset()
+    assert sum(counts.accepted[GRAMMAR]) > 0 < sum(counts.accepted[OWN])
+
+
+@SLOW_WITHOUT_GPU
+def test_a_row_whose_answer_comes_to_its_grammar_later_has_no_drafts_before(
+    tiny_folder: Folder,
+) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    with_grammars(executor)
+    prompts, tokens = some_prompts([5, 9]), 14
+    free = AheadDriver(executor).run(prompts, tokens, [GREEDY] * 2)
+    executor.reset()
+    begins = free[0][3].to_bytes(4, "little")
+    later = Grammar(GRAMMARS[0].kind, source=GRAMMARS[0].source, start_after=begins)
+    samplings = [SlotSampling(0.0, 0, 1.0, 0, 0.0, SlotAdjustments(grammar=later)), GREEDY]
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    assert expected[0][:4] == free[0][:4] and expected[0] != free[0]
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)), 0.0)
+    driver = AheadDriver(executor)
+    assert driver.run(prompts, tokens, samplings) == expected
+    assert executor.drafting is not None
+    assert sum(executor.drafting.counts.accepted[GRAMMAR]) > 0
 
 
 class PoisonedProposer(OracleProposer):

@@ -204,6 +204,57 @@ def test_an_answer_may_open_with_a_token_that_makes_it_free(
     assert END not in allowed(slots, 2) and 70 not in allowed(slots, 2)
 
 
+def test_the_masks_behind_drafts_are_those_that_would_come_there(
+    slots: GrammarSlots, vocabulary: LLTokenizer
+) -> None:
+    """Also behind the end, and with a least number of tokens; the slot is where it was."""
+    choice = Grammar("choice", '["perhaps","No"]')
+    drafts = [[*ids("perhaps", vocabulary), END, END], ids("12", vocabulary), [], [5, 6]]
+    slots.begin(0, choice, [], min_tokens=9, ends=[END])
+    slots.begin(1, DIGITS, [])
+    slots.begin(2, DIGITS, ids("1", vocabulary))
+    expected, failed = [], {}
+    for row, draft in enumerate(drafts):
+        for count in range(1 + len(draft)):
+            again = [choice, DIGITS, Grammar("regex", "[0-9]"), None][row]
+            if again is None:
+                expected.append(ALL)
+                continue
+            least = {"min_tokens": 9, "ends": [END]} if row == 0 else {}
+            slots.begin(4 + row, again, draft[:count], **least)
+            expected.append(allowed(slots, 4 + row))
+    for _ in range(2):
+        out = np.full((4 + sum(map(len, drafts)), mask_words(VOCAB_SIZE)), 9, np.int32)
+        failed = slots.fill(range(4), out, drafts)
+        bits = np.unpackbits(out.view(np.uint8), axis=1, bitorder="little")
+        assert [set(row.nonzero()[0].tolist()) for row in bits] == expected
+        assert failed == {}
+
+
+def test_behind_a_draft_that_no_grammar_allows_stands_a_mask_and_the_slot_goes_on(
+    slots: GrammarSlots,
+) -> None:
+    slots.begin(0, DIGITS, [])
+    before = allowed(slots, 0)
+    out = np.full((3, mask_words(VOCAB_SIZE)), 9, np.int32)
+    assert slots.fill([0], out, [[VOCAB_SIZE - 1, 5]]) == {}
+    assert allowed(slots, 0) == before
+
+
+def test_a_slot_guides_its_drafts_from_when_its_grammar_is_at_work(
+    slots: GrammarSlots, vocabulary: LLTokenizer
+) -> None:
+    start = (300).to_bytes(4, "little")
+    slots.begin(0, Grammar("regex", "[0-9]{2}", start_after=start), [])
+    assert slots.guides(1), "it has none"
+    assert not slots.guides(0), "it is not compiled"
+    allowed(slots, 0)
+    assert not slots.guides(0), "the answer is free"
+    slots.took([0], [300])
+    allowed(slots, 0)
+    assert slots.guides(0)
+
+
 def test_ends_wait_for_the_least_tokens_while_anything_else_is_left(
     slots: GrammarSlots, vocabulary: LLTokenizer
 ) -> None:

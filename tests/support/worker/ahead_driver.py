@@ -145,7 +145,7 @@ class AheadDriver:
 
     def _collect(self, tokens: int) -> None:
         result, rows = self._executor.finished(wait=True), self._flight.popleft()
-        assert result is not None and not result.bad_rows and not result.failures
+        assert result is not None and not result.bad_rows and not result.failures, result
         drawn = np.frombuffer(result.tokens, "<i4").tolist()
         counts = list(result.counts) or [1] * len(rows)
         self.row_counts += counts

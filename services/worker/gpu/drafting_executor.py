@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _WEIGHT = 0.2
 """Of the newest pause in their mean."""
+_MEASURED_EVERY = 4
+"""Of steps without drafts one is measured: the host has little time beside the shortest ones."""
 
 
 class DraftingGpuExecutor(GpuExecutor):
@@ -246,10 +248,13 @@ class DraftingGpuExecutor(GpuExecutor):
         drafting, step = self.drafting, flight.computed
         if known or drafting is None or step is None:
             return True
-        if flight.drafts is None:
-            self._take(flight, step, drafting)
-        else:
+        if flight.drafts is not None:
             self._take_drafted(flight.drafts, flight, step, drafting)
+        else:
+            self._take(flight, step, drafting)
+            if flight.step % _MEASURED_EVERY and not flight.pause:
+                return True
+            drafting.budget.passed((_MEASURED_EVERY - 1) * flight.seconds)
         idle, alone = max(0.0, flight.launched - before), drafting.budget.costs.seconds(1)
         if alone is None or idle < alone:  # else there was nothing to do for a while
             seconds = flight.seconds + (idle if alone else 0.0)

@@ -25,7 +25,7 @@ FORCED_PRIOR = 0.95
 """Of those that a grammar forces: only other tokens of the same text are drawn instead."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-HOST_SHARE, HOST_CREDIT = 0.01, 0.01
+HOST_SHARE, HOST_CREDIT = 0.005, 0.01
 """Looking for drafts may take the host this share of the time of all steps, and what drafts gain;
 of both it may save up so many seconds, with which it begins, or owe as many. The device may idle
 while it looks."""
@@ -38,7 +38,7 @@ MOST_RESTS = 16
 many times the first."""
 _MOST_OF_ONE = 3.0
 """Steps that one step is taken to have lost at most: it may have been held up by others."""
-_FIRST_COST = 2.0
+_FIRST_COST = 1.25
 """What the first step with drafts is taken to cost, as a multiple of one without, where other
 kernels compute it."""
 

@@ -12,7 +12,7 @@ import torch
 import triton
 from support.pipeline.adapter_folders import write_adapter
 from support.worker.ahead_driver import AheadDriver, make_late
-from support.worker.asked_slots import asking, biased
+from support.worker.asked_slots import asking, biased, ids
 from support.worker.oracle_drafts import AllDrafts, OracleProposer, speculating
 from support.worker.plan_driver import GREEDY, PlanDriver
 from support.worker.scheduled_executor import new_core, scheduled, work
@@ -173,7 +173,8 @@ def test_rows_with_grammars_and_biases_have_drafts_and_the_same_text(
     late: bool, tiny_folder: Folder
 ) -> None:
     executor = gpu_executor(tiny_folder("qwen3"))
-    samplings = with_grammars(executor, asking(0.9, **biased(t7=2.0)), SAMPLINGS[5])
+    asked = biased(t7=2.0), {"allowed": ids(*range(0, 300, 7)), "banned": ids(7), "banned_until": 5}
+    samplings = with_grammars(executor, *(asking(0.9, **one) for one in asked))
     prompts, tokens = some_prompts([5, 9, 12, 7, 3, 6]), 20 if ON_GPU else 12
     if late:
         make_late(executor)

@@ -22,6 +22,7 @@ from penstock.services.worker.gpu.drafted_rows import DraftedRows
 from penstock.services.worker.gpu.executor import GpuExecutor
 from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
 from penstock.services.worker.gpu.in_flight import DraftsInFlight, InFlight
+from penstock.services.worker.gpu.logprob_rows import RowsOfDrafts
 from penstock.services.worker.gpu.sent import sent
 from penstock.services.worker.planned_step import IntArray, PlannedStep
 from penstock.services.worker.speculation.drafting import with_drafts
@@ -51,7 +52,7 @@ class DraftingGpuExecutor(GpuExecutor):
     """A ``GpuExecutor`` whose rows may bring several tokens: what was drafted and drawn alike.
 
     Without ``drafting`` it is a ``GpuExecutor``. Rows that ask for what depends on the drafts ahead
-    (penalties, …) or for logprobs have no drafts; of what a grammar allows behind each draft the
+    (penalties, …) have no drafts; of what a grammar allows behind each draft the
     host makes a mask while the layers are computed. Rejected drafts leave K and V behind the last
     accepted position, which nothing attends to, and which the next step writes anew.
     """
@@ -75,6 +76,9 @@ class DraftingGpuExecutor(GpuExecutor):
         with torch.inference_mode():
             self._draws = DraftDraws(self._state, self.sampler, self.decoder.space)
             self._draws.warm_up()
+            for first in (0, 1):  # where the logits begin
+                logits = self.decoder.space.logits[first : first + 1]
+                self._logprobs.of_drafts(logits, np.zeros(1, np.int64), self._draws.result[0])
             most = min(self.capacity.max_num_seqs, DRAFTED_ROWS[-1])
             self._drafted = DraftedRows(self._state, most, self.capacity.block_size)
             self._drafted.warm_up(self.decoder.space.result, self._draws.result)
@@ -127,8 +131,7 @@ class DraftingGpuExecutor(GpuExecutor):
         slots = self.slots
         for new in plan.added:
             self._born[new.slot] = plan.step
-            reads = reads_text(slots.adjustments[new.slot]) if slots.asks[new.slot] else False
-            if reads or slots.logprobs[new.slot] >= 0:
+            if slots.asks[new.slot] and reads_text(slots.adjustments[new.slot]):
                 drafting.leave(new.slot)
 
     def _under_way(self) -> IntArray:
@@ -192,12 +195,18 @@ class DraftingGpuExecutor(GpuExecutor):
             space.logits[rows:every], later, ahead, ring, limited=self.sampler.needed(later),
             adjusted=bool(self.slots.asks[later].any()), masks=masks,
         )  # fmt: skip
+        likely = None
+        if (self.slots.logprobs[later] >= 0).any():
+            drawn_later = self._draws.result[0]
+            likely = self._logprobs.of_drafts(space.logits[rows:every], later, drawn_later)
         outcome = self._drafted.accept(space.result, self._draws.result, ring)
         self.slots.drafted(step.decoding, counts)
         return InFlight(
             plan.epoch, plan.step, rows, host, self._event(timed=False), launched, drawn,
             self._noted(step), failures, logprobs, computed=drafted,
-            drafts=DraftsInFlight(drafts, np.flatnonzero(drafts.ahead), guesses, more, outcome),
+            drafts=DraftsInFlight(
+                drafts, np.flatnonzero(drafts.ahead), guesses, more, outcome, likely
+            ),
         )  # fmt: skip
 
     def _allow_drafts(
@@ -308,6 +317,7 @@ class DraftingGpuExecutor(GpuExecutor):
         begins = np.cumsum(counts) - counts
         chosen = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
         bad = np.where(counts > 0, drawn[1][first], 0)
+        drafts.drawn = drawn[0]
         drafts.verified, drafts.live = Verified(drawn[0][chosen], counts, chosen, bad), live
         return drafts.verified, live
 
@@ -318,6 +328,12 @@ class DraftingGpuExecutor(GpuExecutor):
         drafts = flight.drafts
         if drafts is not None and drafts.verified is not None and drafts.drafted is not None:
             result = with_counts(result, drafts.verified, drafts.drafted)
+            if drafts.logprobs is not None and drafts.drawn is not None and flight.logprobs:
+                first = first_rows(drafts.rows)
+                tokens = drafts.drawn.astype(np.int32)
+                rows = RowsOfDrafts(tokens, first, drafts.later, drafts.logprobs)
+                every = flight.logprobs.of_drafts(rows, drafts.verified)
+                result = replace(result, logprobs=every)
         return result if step.full is None else renumbered(result, flight.rows, step.full)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from penstock.kernels.gpu.logprobs import LogprobColumns
 from penstock.protocol.wire.messages.steps import RowFailure
 from penstock.services.worker.gpu.logprob_rows import AskedLogprobs
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedStep
@@ -25,12 +26,16 @@ class DraftsInFlight(msgspec.Struct):
     """[2, R] int32, as ``InFlight.result``: what they drew."""
     outcome: torch.Tensor
     """[2, C] int32, likewise: an ``Outcome`` of each guess."""
+    logprobs: LogprobColumns | None = None
+    """Of the rows of drafts, likewise; ``None``: none are wanted."""
     drafted: IntArray | None = None
     """How many drafts each slot had, and …"""
     verified: Verified | None = None
     """… what the step brings, once it is over."""
+    drawn: IntArray | None = None
+    """[rows], the token that each of ``rows`` drew, and …"""
     live: IntArray | None = None
-    """``Outcome.live`` of each guess, likewise."""
+    """… ``Outcome.live`` of each guess, likewise."""
 
 
 class InFlight(msgspec.Struct):

@@ -16,16 +16,20 @@ from torch import Tensor
 
 from penstock.kernels.gpu.logprobs import LogprobColumns, logprob_columns, logprobs
 from penstock.kernels.gpu.sampler_memory import SamplerSpace
+from penstock.protocol.logprobs import OWN_WORDS
 from penstock.protocol.wire.messages.steps import ChunkLogprobs, SampledLogprobs
 from penstock.services.worker.gpu.batch_state import BatchState
+from penstock.services.worker.gpu.sent import sent
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.slots import IntArray, PlannedChunk, PlannedStep, SlotTable
+from penstock.services.worker.speculation.verification import Verified
 from penstock.services.worker.step_logprobs import (
     Words,
     asking_rows,
     chunk_logprobs,
     pack_entries,
     row_logprobs,
+    trim,
 )
 
 
@@ -34,6 +38,18 @@ class _Prompt(NamedTuple):
     most: int
     pieces: list[LogprobColumns]
     """On the host, once the step is over."""
+
+
+class RowsOfDrafts(NamedTuple):
+    """Rows of a step with drafts, slot by slot, as ``DraftRows``."""
+
+    tokens: npt.NDArray[np.int32]
+    """That each row drew."""
+    first: IntArray
+    """The rows of slots' own tokens …"""
+    later: IntArray
+    """… and those of drafts, whose are ``columns``."""
+    columns: LogprobColumns
 
 
 class AskedLogprobs(NamedTuple):
@@ -50,6 +66,17 @@ class AskedLogprobs(NamedTuple):
             return []
         words = _words(self.columns, tokens)[self.rows]
         return row_logprobs(words, self.rows, self.most)
+
+    def of_drafts(self, rows: RowsOfDrafts, verified: Verified) -> list[SampledLogprobs]:
+        """Of all tokens that a step with drafts brings."""
+        if self.columns is None:
+            return []
+        words = np.empty((len(rows.tokens), OWN_WORDS + 2 * self.columns.top.shape[1]), "<i4")
+        words[rows.first] = _words(self.columns, rows.tokens[rows.first])
+        words[rows.later] = _words(rows.columns, rows.tokens[rows.later])
+        parts = np.split(words[verified.rows], np.cumsum(verified.counts)[:-1])
+        asked = zip(self.rows.tolist(), self.most.tolist(), strict=True)
+        return [SampledLogprobs(row, trim(parts[row], most)) for row, most in asked]
 
     def of_prompts(self) -> list[ChunkLogprobs]:
         found = []
@@ -97,6 +124,14 @@ class GpuLogprobs:
             columns = self._on_host(self._columns, len(step.sampled))
         prompts = [self._prompt(*one) for one in chunks]
         return AskedLogprobs(rows, self._table.logprobs[step.sampled[rows]], columns, prompts)
+
+    def of_drafts(self, logits: Tensor, slots: IntArray, tokens: Tensor) -> LogprobColumns:
+        """Columns of rows of drafts, on the host once the step is over. logits: [N, V]; slots: of
+        each row; tokens: [N] int32, what it drew."""
+        at = sent(slots, self._places.device)
+        most = self._state.asked["logprobs"].index_select(0, at)
+        logprobs(logits, self._places[: len(slots)], most, tokens, self._space, self._columns)
+        return self._on_host(self._columns, len(slots))
 
     def _fill(self, sampled: IntArray, rows: IntArray) -> None:
         """Write the columns of the step's rows that ask. sampled: the slot of each row."""

@@ -72,15 +72,30 @@ def with_and_without(
     got = driver.run(prompts, tokens, samplings=samplings, preemptions=1)
     assert got == expected
     assert driver.logprobs.keys() == plain.logprobs.keys()
+    for place, found in driver.logprobs.items():
+        entries = [np.frombuffer(one.entries, "<i4") for one in (found, plain.logprobs[place])]
+        logprobs = [2, *range(len(entries[0]) - found.most, len(entries[0]))]
+        got_words, words = (np.delete(one, logprobs).tolist() for one in entries)
+        assert got_words == words, "tokens and ranks"
+        values = [one[logprobs].view("<f4") for one in entries]
+        np.testing.assert_allclose(*values, atol=1e-3)
     assert max(driver.row_counts) > 1
     return driver
 
 
 @SLOW_WITHOUT_GPU
 def test_drafts_change_no_draw(tiny_folder: Folder) -> None:
-    """Rows that ask for more than limits have no drafts, beside others that do."""
+    """A row that asks for penalties has no drafts, beside others that do."""
     lengths = [1, 33, 5, 12, 7, 9]
-    with_and_without(tiny_folder("qwen3"), SAMPLINGS, lengths, 24 if ON_GPU else 6)
+    driver = with_and_without(tiny_folder("qwen3"), SAMPLINGS, lengths, 24 if ON_GPU else 6)
+    assert len(driver.logprobs) == (24 if ON_GPU else 6)
+
+
+@SLOW_WITHOUT_GPU
+def test_drafts_bring_the_logprobs_of_each_token(tiny_folder: Folder) -> None:
+    samplings, tokens = [SlotSampling(0.9, 9, 1.0, 8, logprobs=2), SAMPLINGS[4]], 12
+    driver = with_and_without(tiny_folder("qwen3"), samplings, [7, 9], tokens, wrong=0.0)
+    assert len(driver.logprobs) == 2 * tokens and max(driver.row_counts) > 2
 
 
 @SLOW_WITHOUT_GPU

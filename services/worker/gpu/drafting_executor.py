@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _WEIGHT = 0.2
 """Of the newest pause in their mean."""
+_FIRST_PAUSE = 2.0
+"""What the first pause is taken to be, as a multiple of a launch's time."""
 _MEASURED_EVERY = 4
 """Of steps without drafts one is measured: the host has little time beside the shortest ones."""
 
@@ -70,6 +72,10 @@ class DraftingGpuExecutor(GpuExecutor):
         """The last step that slots came or went with."""
         self._waited = False
         """Whether the present launch has waited for a step."""
+        self._launched_at = self._launching = 0.0
+        """When the last launch was done, and how long it took the host."""
+        self._ended: torch.cuda.Event | None = None
+        """Of the last step that is known to be over."""
         self._pause = 0.0
         """Seconds between the end of a step that was waited for and the launch of the next; 0: none
         was measured."""
@@ -90,16 +96,29 @@ class DraftingGpuExecutor(GpuExecutor):
         if self.drafting is None:
             super().launch(plan)
             return
-        self._waited = False
+        self._waited, idle = False, self._has_idled()
         if any(flight.drafts is not None for flight in self._flight):
             self._take_those_over(wait=False)  # slots may have more room than was sure
         super().launch(plan)
+        flight, self._launched_at = self._flight[-1], time.perf_counter()
+        flight.idle, self._launching = idle, self._launched_at - flight.launched
         if self._waited:
-            flight = self._flight[-1]
-            flight.pause = time.perf_counter() - self._last_end
+            flight.pause = self._launched_at - self._last_end
             self._pause += (_WEIGHT if self._pause else 1.0) * (flight.pause - self._pause)
             if flight.drafts is None:
                 self.drafting.wasted(flight.rows, flight.pause)
+
+    def _has_idled(self) -> bool:
+        """Whether the device has had nothing to do for longer than a step, and not because the host
+        was launching one."""
+        alone = 0.0 if self.drafting is None else self.drafting.budget.costs.seconds(1) or 0.0
+        if time.perf_counter() - self._launched_at <= alone:
+            return False
+        event = self._flight[-1].event if self._flight else None
+        return event is None or bool(event.query())  # type: ignore[no-untyped-call]
+
+    def _event(self, timed: bool) -> torch.cuda.Event | None:
+        return super()._event(timed or self.drafting is not None)
 
     def _take_those_over(self, *, wait: bool) -> None:
         """Take the tokens of steps that are over. wait: for all of them."""
@@ -150,7 +169,7 @@ class DraftingGpuExecutor(GpuExecutor):
             return []
         began = time.perf_counter()
         self._take_those_over(wait=False)
-        pause = self._pause or budget.costs.seconds(rows) or 0.0
+        pause = self._pause or _FIRST_PAUSE * self._launching
         both = self.grammars.forced, self._fitting
         found = drafting.guess(step, self.slots, self._under_way(), pause, *both)
         budget.looked(time.perf_counter() - began)
@@ -251,12 +270,13 @@ class DraftingGpuExecutor(GpuExecutor):
         super()._feed(flight)
 
     def _is_over(self, flight: InFlight, wait: bool) -> bool:
-        known, before = flight.is_over, self._last_end
+        known = flight.is_over
         if not super()._is_over(flight, wait):
             return False
         drafting, step = self.drafting, flight.computed
         if known or drafting is None or step is None:
             return True
+        before, self._ended = self._ended, flight.event
         if flight.drafts is not None:
             self._take_drafted(flight.drafts, flight, step, drafting)
         else:
@@ -264,9 +284,11 @@ class DraftingGpuExecutor(GpuExecutor):
             if flight.step % _MEASURED_EVERY and not flight.pause:
                 return True
             drafting.budget.passed((_MEASURED_EVERY - 1) * flight.seconds)
-        idle, alone = max(0.0, flight.launched - before), drafting.budget.costs.seconds(1)
-        if alone is None or idle < alone:  # else there was nothing to do for a while
-            seconds = flight.seconds + (idle if alone else 0.0)
+        if not flight.idle or drafting.budget.costs.seconds(1) is None:
+            seconds = flight.seconds
+            if before is not None and flight.event is not None and not flight.idle:
+                # The host may hear of several ends at once.
+                seconds = 1e-3 * before.elapsed_time(flight.event)
             drafting.measured(step, seconds, flight.pause)
         return True
 

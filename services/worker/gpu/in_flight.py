@@ -65,3 +65,5 @@ class InFlight(msgspec.Struct):
     drafts: DraftsInFlight | None = None
     pause: float = 0.0
     """Seconds that the device has idled because its launch waited for the step before it."""
+    idle: bool = False
+    """Whether the device has idled ahead of it because there was nothing to do."""

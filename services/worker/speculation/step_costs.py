@@ -21,11 +21,13 @@ TRIED_EVERY = 64
 """Of steps whose drafts would not pay, one has the first draft of each row: texts change."""
 PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
+LONG_MATCH, LONG_PRIOR = 9, 0.9
+"""The share of those found by so many tokens."""
 FORCED_PRIOR = 0.95
 """Of those that a grammar forces: only other tokens of the same text are drawn instead."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-HOST_SHARE, HOST_CREDIT = 0.005, 0.01
+HOST_SHARE, HOST_CREDIT = 0.005, 0.005
 """Looking for drafts may take the host this share of the time of all steps, and what drafts gain;
 of both it may save up so many seconds, with which it begins, or owe as many. The device may idle
 while it looks."""
@@ -157,7 +159,8 @@ class DraftBudget:
         """Of a draft's tokens that are likely to be accepted; row: how its sequence's were."""
         if draft.source == GRAMMAR:
             return self._kind(draft).share(FORCED_PRIOR)
-        return row.share(self._kind(draft).share(PRIOR))
+        prior = LONG_PRIOR if draft.match >= LONG_MATCH else PRIOR
+        return row.share(self._kind(draft).share(prior))
 
     def observe(self, draft: Draft, drafted: int, accepted: int, row: Acceptance) -> None:
         self._kind(draft).observe(drafted, accepted)

@@ -21,6 +21,9 @@ class LateEvent:
     def query(self) -> bool:
         return self._passed
 
+    def elapsed_time(self, other: LateEvent) -> float:
+        return 1.0
+
     def synchronize(self) -> None:
         self._passed = True
         if torch.cuda.is_available():

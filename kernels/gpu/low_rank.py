@@ -39,6 +39,8 @@ _SMALL_TILE = 256
 SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
 """Inputs are divided among programs in steps of up to so many rows: among four, ``_WIDE`` inputs
 and more among eight."""
+_FEW_PROGRAMS, _MOST_TURNS = 1024, 8
+"""Programs that fill a GPU, and blocks of outputs that one has at most (``expand``)."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -139,53 +141,85 @@ def _shrunk(source, number, inside, rows, width, SPLITS: tl.constexpr):
         return tl.sum(tl.load(places, mask=inside[None, :, :], other=0.0), 0)
 
 
-@triton.jit(do_not_specialize=["most", "rows", "first_blocks", "second_blocks"])
-def _expand_kernel(
-    small, up, out, order, tiles, ranks, most, rows, width, outputs, first_blocks, second_blocks,
-    first_outputs, second_outputs,
-    TILE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
-    EVEN: tl.constexpr, SPLITS: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """A tile's rows and ``COLUMNS`` outputs of one part a program. EVEN: each part has whole blocks
-    of these, so that loads and stores of many numbers at once need no masks; ADD: to what is there.
-    """
-    tile, block = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles + tile).to(tl.int64)
-    first = tl.load(tiles + most + tile)
-    place = tl.arange(0, TILE)
-    inside = (place < tl.load(tiles + 2 * most + tile)) & (slot >= 0)
-    held = tl.load(ranks + slot, mask=slot >= 0, other=0)
-    row = tl.load(order + first + place, mask=inside, other=0).to(tl.int64)
-    # Which part these columns are of, and which of its outputs.
+@triton.jit
+def _of_part(block, first_blocks, second_blocks, first_outputs, second_outputs, outputs,
+             COLUMNS: tl.constexpr):  # fmt: skip
+    """Which part the columns of a block are of, the first of them, and where the part ends."""
     second = block >= first_blocks
     third = block >= first_blocks + second_blocks
     part = second.to(tl.int32) + third.to(tl.int32)
     ahead = tl.where(third, first_blocks + second_blocks, tl.where(second, first_blocks, 0))
     begin = tl.where(third, first_outputs + second_outputs, tl.where(second, first_outputs, 0))
     end = tl.where(third, outputs, tl.where(second, first_outputs + second_outputs, first_outputs))
-    begin = tl.multiple_of(begin, 16)
-    column = begin + (block - ahead) * COLUMNS + tl.arange(0, COLUMNS)
-    b = up + (slot * outputs + column)[:, None] * RANK
-    number = tl.arange(0, RANKS)[None, :]
-    asked, wanted = held > 0, inside[:, None]
+    return part, tl.multiple_of(begin, 16) + (block - ahead) * COLUMNS, end
+
+
+@triton.jit(do_not_specialize=["most", "rows", "blocks", "first_blocks", "second_blocks"])
+def _expand_kernel(
+    small, up, out, order, tiles, ranks, most, rows, width, outputs, blocks, first_blocks,
+    second_blocks, first_outputs, second_outputs,
+    TILE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
+    TURNS: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows and ``TURNS`` blocks of ``COLUMNS`` outputs of one part each a program. EVEN:
+    each part has whole blocks of these, so that loads and stores of many numbers at once need no
+    masks; ADD: to what is there."""
+    tile, block = tl.program_id(0), tl.program_id(1) * TURNS
+    slot = tl.load(tiles + tile).to(tl.int64)
+    first = tl.load(tiles + most + tile)
+    place = tl.arange(0, TILE)
+    inside = (place < tl.load(tiles + 2 * most + tile)) & (slot >= 0)
+    held = tl.load(ranks + slot, mask=slot >= 0, other=0)
+    row = tl.load(order + first + place, mask=inside, other=0).to(tl.int64)
+    part, begin, end = _of_part(
+        block, first_blocks, second_blocks, first_outputs, second_outputs, outputs, COLUMNS
+    )
+    number, across = tl.arange(0, RANKS)[None, :], tl.arange(0, COLUMNS)
+    b = up + (slot * outputs + begin + across)[:, None] * RANK
+    asked = held > 0
     if not EVEN:
-        asked, wanted = asked & (column[:, None] < end), wanted & (column[None, :] < end)
+        asked = asked & ((begin + across)[:, None] < end)
     # Weights are read while what comes before is under way.
     weight = tl.load(b + number, mask=asked, other=0.0)
     begin_early(EARLY)
     if held > 0:
-        source = small + (first + place).to(tl.int64)[:, None] * width + part * RANK
-        shrunk = _shrunk(source, number, inside[:, None], rows, width, SPLITS)
-        total = dot(shrunk.to(weight.dtype), tl.trans(weight))
-        if RANK > RANKS:
-            for start in range(RANKS, held, RANKS):
-                more = tl.load(b + start + number, mask=asked, other=0.0)
-                shrunk = _shrunk(source, start + number, inside[:, None], rows, width, SPLITS)
-                total += dot(shrunk.to(more.dtype), tl.trans(more))
-        target = out + row[:, None] * outputs + column[None, :]
-        if ADD:
-            total += tl.load(target, mask=wanted, other=0.0).to(tl.float32)
-        tl.store(target, total.to(out.dtype.element_ty), mask=wanted)
+        source = small + (first + place).to(tl.int64)[:, None] * width
+        shrunk_part = part
+        shrunk = _shrunk(source + part * RANK, number, inside[:, None], rows, width, SPLITS)
+        for turn in range(TURNS):
+            column = begin + across
+            wanted = inside[:, None]
+            if not EVEN:
+                wanted = wanted & (column[None, :] < end)
+            if part != shrunk_part:
+                shrunk_part = part
+                shrunk = _shrunk(source + part * RANK, number, inside[:, None], rows, width, SPLITS)
+            total = dot(shrunk.to(weight.dtype), tl.trans(weight))
+            if RANK > RANKS:
+                for start in range(RANKS, held, RANKS):
+                    more = tl.load(b + start + number, mask=asked, other=0.0)
+                    also = _shrunk(
+                        source + part * RANK, start + number, inside[:, None], rows, width, SPLITS
+                    )
+                    total += dot(also.to(more.dtype), tl.trans(more))
+            if TURNS > 1:
+                # The next block is on its way while this one is stored.
+                block += 1
+                part, begin, end = _of_part(
+                    block, first_blocks, second_blocks, first_outputs, second_outputs, outputs,
+                    COLUMNS,
+                )  # fmt: skip
+                b = up + (slot * outputs + begin + across)[:, None] * RANK
+                asked = (turn + 1 < TURNS) & (block < blocks)
+                if not EVEN:
+                    asked = asked & ((begin + across)[:, None] < end)
+                weight = tl.load(b + number, mask=asked, other=0.0)
+                wanted = wanted & (block <= blocks)
+            target = out + row[:, None] * outputs + column[None, :]
+            if ADD:
+                total += tl.load(target, mask=wanted, other=0.0).to(tl.float32)
+            tl.store(target, total.to(out.dtype.element_ty), mask=wanted)
 
 
 def shrink(x: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor) -> None:
@@ -225,12 +259,23 @@ def expand(
     first, second, third = (*layer.parts, 0, 0)[:3]
     blocks = [triton.cdiv(part, _COLUMNS) for part in (first, second, third)]
     even = all(part % _COLUMNS == 0 for part in layer.parts)
-    _expand_kernel[(step.launched, sum(blocks))](
+    turns = _turns(step.launched * sum(blocks))
+    _expand_kernel[(step.launched, triton.cdiv(sum(blocks), turns))](
         small, layer.up, out, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows, width,
-        outputs, blocks[0], blocks[1], first, second, step.size, rank, _ranks_at_once(layer),
-        _COLUMNS, even, _splits(inputs, step.rows), add, EARLY, num_warps=4,
+        outputs, sum(blocks), blocks[0], blocks[1], first, second, step.size, rank,
+        _ranks_at_once(layer), _COLUMNS, turns, even, _splits(inputs, step.rows), add, EARLY,
+        num_warps=4,
         num_stages=3 if layer.up.dtype.itemsize < 4 else 2, launch_pdl=EARLY,
     )  # fmt: skip
+
+
+def _turns(blocks: int) -> int:
+    """Blocks of outputs that a program of ``expand`` computes one after the other: a program finds
+    its tile and the tile's small numbers once for all of them, and enough programs remain."""
+    turns = 1
+    while turns < _MOST_TURNS and blocks >= 2 * turns * _FEW_PROGRAMS:
+        turns *= 2
+    return turns
 
 
 def _ranks_at_once(layer: StackedLowRank) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, tolerance
 
+from penstock.kernels.gpu import low_rank
 from penstock.kernels.gpu.activation import gated_product
 from penstock.kernels.gpu.added_rows import AddedRows
 from penstock.kernels.gpu.low_rank import (
@@ -61,10 +62,18 @@ def on_device(adapters: list[int], size: int, padding: int) -> RowTiles:
     ids=str,
 )
 @pytest.mark.parametrize("size", [FEW_TILE, MANY_TILE])
+@pytest.mark.parametrize("programs", [1, 1024])
 def test_rows_get_what_their_own_adapter_adds(
-    size: int, parts: tuple[int, ...], rank: int, dtype: torch.dtype
+    programs: int,
+    size: int,
+    parts: tuple[int, ...],
+    rank: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of parts with and without whole blocks of outputs, and of ranks that are read in pieces."""
+    """Of parts with and without whole blocks of outputs, and of ranks that are read in pieces; with
+    one and with several blocks of outputs for a program."""
+    monkeypatch.setattr(low_rank, "_FEW_PROGRAMS", programs)
     ranks, inputs = [4, 16, 1, rank, 24], 1100 if ON_GPU else 72
     layer = stacked(inputs, parts, ranks, rank, dtype)
     draw = np.random.default_rng(size)

@@ -39,8 +39,10 @@ _SMALL_TILE = 256
 SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
 """Inputs are divided among programs in steps of up to so many rows: among four, ``_WIDE`` inputs
 and more among eight."""
-_FEW_PROGRAMS, _MOST_TURNS = 1024, 8
-"""Programs that fill a GPU, and blocks of outputs that one has at most (``expand``)."""
+_FEW_PROGRAMS, _MOST_TURNS, _LOW_RANK = 512, 8, 32
+"""Programs that fill a GPU, and blocks of outputs that one has at most (``expand``): steps of 256
+rows with 64 adapters of rank 64 take 0.86 (8 B) and 0.95 (0.6 B) of what they take with one block a
+program on an H200. Of lower ranks than ``_LOW_RANK`` that is no faster."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -259,7 +261,7 @@ def expand(
     first, second, third = (*layer.parts, 0, 0)[:3]
     blocks = [triton.cdiv(part, _COLUMNS) for part in (first, second, third)]
     even = all(part % _COLUMNS == 0 for part in layer.parts)
-    turns = _turns(step.launched * sum(blocks))
+    turns = _turns(step.launched * sum(blocks)) if rank >= _LOW_RANK else 1
     _expand_kernel[(step.launched, triton.cdiv(sum(blocks), turns))](
         small, layer.up, out, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows, width,
         outputs, sum(blocks), blocks[0], blocks[1], first, second, step.size, rank,

@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 860, 560
 LEFT, RIGHT, GAP = 64, 20, 70
 PANEL = 190
 TOP = 56
-_STYLE = """
+STYLE = """
 text { font: 13px sans-serif; fill: #444 } .title { font-weight: bold; fill: #222 }
 .axis { stroke: #999; fill: none } .grid { stroke: #ddd }
 .limit { stroke: #b00; stroke-dasharray: 4 4 }
@@ -35,7 +35,7 @@ class Line(NamedTuple):
     """Times."""
 
 
-class _Panel:
+class Panel:
     """A rectangle with axes. Values grow to the right and upwards."""
 
     def __init__(self, top: int, across: tuple[float, float], up: tuple[float, float]) -> None:
@@ -58,21 +58,23 @@ class _Panel:
         acrosses: Sequence[float],
         shown: Callable[[float], str],
     ) -> list[str]:
+        """Title, axes, lines across at ``ups`` and numbers below at ``acrosses``."""
         right = WIDTH - RIGHT
         found = [f'<text class="title" x="{LEFT}" y="{self.top - 12}">{escape(title)}</text>']
         for value in ups:
             y = self.y(value)
             found.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            found.append(_text(LEFT - 8, y + 4, shown(value), "end"))
+            found.append(text(LEFT - 8, y + 4, shown(value), "end"))
         for value in acrosses:
-            found.append(_text(self.x(value), self.bottom + 18, f"{value:g}", "middle"))
-        found.append(_text((LEFT + right) / 2, self.bottom + 36, below, "middle"))
+            found.append(text(self.x(value), self.bottom + 18, f"{value:g}", "middle"))
+        found.append(text((LEFT + right) / 2, self.bottom + 36, below, "middle"))
         path = f"M{LEFT} {self.top}V{self.bottom}H{right}"
         return [*found, f'<path class="axis" d="{path}"/>']
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str = "start") -> str:
+    """Words at a place."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def draw(lines: Sequence[Line]) -> str:
@@ -80,7 +82,7 @@ def draw(lines: Sequence[Line]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="Hit rates over the time, and the part of the requests of each engine">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{HEIGHT}"/>',
         *_legend(lines),
         *_hit_rates(lines),
@@ -94,14 +96,14 @@ def _legend(lines: Sequence[Line]) -> list[str]:
     found, x = [], float(LEFT)
     for line in lines:
         found.append(f'<circle class="{line.kind}" cx="{x + 5:.0f}" cy="16" r="5"/>')
-        found.append(_text(x + 16, 20, line.name))
+        found.append(text(x + 16, 20, line.name))
         x += 36 + 6.6 * len(line.name)
     return found
 
 
 def _hit_rates(lines: Sequence[Line]) -> list[str]:
     end = max(at for line in lines for at, _ in line.hit_rates) or 1.0
-    panel = _Panel(TOP, (0.0, end), (0.0, 1.0))
+    panel = Panel(TOP, (0.0, end), (0.0, 1.0))
     ticks = [end * part / 4 for part in range(5)]
     found = panel.axes(
         "Share of prompt tokens that were found in a cache", "seconds; marks are lost engines",
@@ -123,7 +125,7 @@ def _shares(lines: Sequence[Line]) -> list[str]:
     most = max(len(line.shares) for line in lines)
     top = max(1.3, *(line.shares[-1] for line in lines))
     low = min(0.7, *(line.shares[0] for line in lines))
-    panel = _Panel(TOP + PANEL + GAP + 10, (0.0, most), (low, top))
+    panel = Panel(TOP + PANEL + GAP + 10, (0.0, most), (low, top))
     found = panel.axes(
         "Requests of each engine, in multiples of its share",
         "engines, from the fewest requests to the most",

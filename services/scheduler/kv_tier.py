@@ -342,13 +342,14 @@ class KVTier:
     def _go_on(self, load: Load, now: float) -> None:
         """All that was asked for is copied: the next piece, or the end."""
         if load.is_wanted and load.done < len(load.slots):
-            self._copy_piece(load)
+            self._copy_piece(load, now)
         elif not load.more or not load.is_wanted:
             self._whole(load, now)
 
-    def _copy_piece(self, load: Load) -> None:
+    def _copy_piece(self, load: Load, now: float) -> None:
         if load.expected is None:
             return
+        load.asked_at = now
         begin = load.asked
         piece = len(load.slots) if self.piece_bytes else self._piece
         end = load.asked = min(begin + piece, len(load.slots))
@@ -356,6 +357,7 @@ class KVTier:
         self._copy(load.number, load.names[begin:end], blocks, load.slots[begin:end], store=False)
 
     def _copied(self, load: Load, message: KVCopied, now: float) -> None:
+        load.stood_still += max(0.0, now - load.asked_at - message.seconds)
         whole = message.done >= load.asked - load.done
         load.asked = load.done = load.asked if whole else load.done + message.done
         if message.corrupted:
@@ -370,7 +372,7 @@ class KVTier:
             self._go_on(load, now)
 
     def _whole(self, load: Load, now: float) -> None:
-        self.rates.loaded(load.done, load.began, now, self._piece)
+        self.rates.loaded(load.done, load.began + load.stood_still, now, self._piece)
         self.counters.load_seconds += now - load.began
         self._breaker.succeeded()
         self._end(load, failed=False)

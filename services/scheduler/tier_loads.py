@@ -50,6 +50,10 @@ class Load:
     """Blocks that are copied."""
     asked: int = 0
     """Blocks whose copies are asked for."""
+    asked_at: float = 0.0
+    """When the last of them were, monotonic seconds."""
+    stood_still: float = 0.0
+    """Seconds in which copies waited for steps: they cost nothing, since these went on."""
     trusted: int = 0
     """Blocks before the first whose content may be wrong."""
     more: bool = False

@@ -4,13 +4,19 @@
             a stream of its own, beside the steps           a thread
             that are under way
     load    the keeper's slot ──► host staging ──► checked ──► blocks
-            a thread                               a stream of its own, behind the steps launched
+            a thread, once the steps are over that were launched before       a stream of its own
 
 The thread of the steps only puts copies on streams, and looks whether something is over. What is
 stored was completed by a step that is answered, and no step that is launched writes there: so it
 waits for none of them, and the next one waits until it has left KV memory. Blocks that are
-loaded are nobody's until the scheduler hears that they are there; if it does not want them any more
-(``forget``), what is on the stream already is over before the steps that are launched next.
+loaded are nobody's until the scheduler hears that they are there, but steps that are under way may
+still use what they held before: a load begins when these are over, and waits beside the stream, not
+on it, where it would hold up all loads that came before. If the scheduler does not want the
+blocks any more (``forget``), what is on the stream already is over before the steps that are
+launched next.
+
+Of loads that are under way at a time that one goes first of which least is left: whoever waits for
+it runs sooner, and all together wait least.
 
 Staging is the worker's own memory: what is checked there is what is loaded, whoever writes into the
 keeper's slots meanwhile. The keeper's memory is not registered with the driver: that would take all
@@ -20,12 +26,13 @@ of it at once, and the driver's locks while steps are launched.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from queue import SimpleQueue
+from queue import PriorityQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +128,10 @@ class _Mark:
         if self._event is not None:
             self._event.wait()
 
+    @property
+    def is_passed(self) -> bool:
+        return self._event is None or self._event.query()
+
     def wait(self) -> None:
         """Until it is passed."""
         if self._event is not None:
@@ -133,10 +144,9 @@ class _Group(NamedTuple):
     transfer: _Transfer
     start: int
     """Of the message's blocks."""
-    mark: _Mark
-    """What lies before it on a stream."""
+    fetched: _Mark | None = None
+    """When a store has its blocks in ``staging``; a load uses the thread's own."""
     staging: _Staging | None = None
-    """Where a store has its blocks; ``None``: a load, in the thread's own."""
 
 
 class BlockTransfers:
@@ -160,7 +170,11 @@ class BlockTransfers:
         self._stores = deque(self._staging() for _ in range(groups))
         self.piece_bytes = min(groups // 2 * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
         self._down, self._up = self._stream(), self._stream()
-        self._tasks: SimpleQueue[_Group] = SimpleQueue()
+        self._tasks: PriorityQueue[tuple[int, int, _Group]] = PriorityQueue()
+        """By what is left of their loads; stores go first."""
+        self._order = itertools.count()
+        self._waiting: deque[tuple[_Transfer, _Mark]] = deque()
+        """Loads, and the steps behind which each begins."""
         self._done: deque[tuple[_Transfer, _Staging | None, bool]] = deque()
         """Groups that are over: of what, the staging that comes back, whether it was the last."""
         self._under_way: dict[int, _Transfer] = {}
@@ -235,7 +249,7 @@ class BlockTransfers:
         for start in starts:
             staging = self._stores.popleft()
             fetched = self._fetch(message.blocks[start : start + self._rows], staging)
-            self._tasks.put(_Group(transfer, start, fetched, staging))
+            self._give(_Group(transfer, start, fetched, staging))
         return True
 
     def _fetch(self, blocks: list[int], staging: _Staging) -> _Mark:
@@ -255,18 +269,31 @@ class BlockTransfers:
         transfer = self._begin(message, slots, len(starts))
         with self._on(None, None) as launched:
             pass
-        with self._on(self._up, launched):  # what is copied from now on is behind these steps
-            pass
-        for start in starts[: self._threads]:  # each brings the one behind it, see ``_run``
-            self._tasks.put(_Group(transfer, start, launched))
+        self._waiting.append((transfer, launched))
+        self._begin_loads()
         return True
+
+    def _begin_loads(self) -> None:
+        """Those whose blocks no step uses any more."""
+        while self._waiting and self._waiting[0][1].is_passed:
+            transfer, _ = self._waiting.popleft()
+            transfer.began = time.perf_counter()
+            starts = range(0, len(transfer.places), self._load_rows)
+            for start in starts[: self._threads]:  # each brings the one behind it, see ``_run``
+                self._give(_Group(transfer, start))
+
+    def _give(self, group: _Group) -> None:
+        """Let a thread copy this."""
+        left = 0 if group.staging is not None else len(group.transfer.places) - group.start
+        self._tasks.put((left, next(self._order), group))
 
     def _begin(self, message: KVCopies, slots: list[memoryview], groups: int) -> _Transfer:
         transfer = self._under_way[message.number] = _Transfer(message, slots, groups)
         return transfer
 
     def finished(self) -> list[KVCopied]:
-        """Answers to what is over."""
+        """Answers to what is over; and begins what may."""
+        self._begin_loads()
         answers = []
         while self._done:
             transfer, staging, last = self._done.popleft()
@@ -297,21 +324,22 @@ class BlockTransfers:
 
     def _run(self, own: _Landing) -> None:
         while True:
-            group = self._tasks.get()
+            _, _, group = self._tasks.get()
             if group.staging is not None:
                 self._put_away(group, group.staging)
                 continue
             self._bring(group, own)
             following = group.start + self._threads * self._load_rows
-            if following < len(group.transfer.places):  # behind what others want meanwhile
-                self._tasks.put(group._replace(start=following))
+            if following < len(group.transfer.places):
+                self._give(group._replace(start=following))
 
     def _put_away(self, group: _Group, staging: _Staging) -> None:
         """From host staging into the keeper's slots."""
         transfer, at = group.transfer, group.start
         places = transfer.places[at : at + self._rows]
         try:
-            group.mark.wait()
+            if group.fetched is not None:
+                group.fetched.wait()
             for row, place in zip(staging.rows, places, strict=False):
                 seal(row, self.space, transfer.keys[at], self._block_bytes)
                 np.copyto(np.asarray(place), np.asarray(row))

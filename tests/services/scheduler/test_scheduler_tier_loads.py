@@ -129,6 +129,7 @@ def test_small_loads_say_little_about_what_large_ones_take() -> None:
         tier._piece, tier.rates.load = 100, 1e-6
         names = [bytes([number]) * 16 for number in range(done)]
         load = tier._loads.begin(names, Prefix(0, []), done, engine.now)
+        load.asked_at = engine.now
         engine.now += 0.1
         load.slots, load.asked = list(range(done)), done
         tier._copied(load, KVCopied(1, load.number, done, 0.1), engine.now)

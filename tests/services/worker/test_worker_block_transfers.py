@@ -162,6 +162,58 @@ def test_a_load_that_is_forgotten_writes_nothing_more_and_is_not_answered(
     assert torch.equal(blocks, before)
 
 
+def test_a_load_begins_when_the_steps_before_it_are_over(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = random_blocks("cpu")
+    transfers = BlockTransfers(blocks, SPACE, threads=1)
+    before = blocks.clone()
+    assert execute(transfers, copies_of(pool, [1, 2], store=True)).done == 2
+    steps_over = threading.Event()
+    monkeypatch.setattr(block_transfers._Mark, "is_passed", property(lambda _: steps_over.is_set()))
+    load = copies_of(pool, [21, 22], store=False, number=2, shift=20)
+    assert transfers.answer(load, 1, 0, 0) is None
+    store = copies_of(pool, [3], store=True, number=3)
+    assert transfers.answer(store, 1, 0, 0) is None
+    while not (answers := transfers.finished()):
+        time.sleep(0.001)
+    assert [one.number for one in answers] == [3], "a store waits for no step"
+    assert torch.equal(blocks, before)
+    steps_over.set()
+    assert awaited(transfers).number == 2
+    assert torch.equal(blocks[[21, 22]], before[[1, 2]])
+
+
+def test_of_loads_that_come_together_the_shortest_is_there_first(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers = BlockTransfers(random_blocks("cpu"), SPACE, threads=1)
+    assert execute(transfers, copies_of(pool, list(range(14)), store=True)).done == 14
+    reached, go_on = threading.Event(), threading.Event()
+    check, order = block_transfers.holds, list[bytes]()
+
+    def holds(slot: memoryview, space: bytes, key: bytes) -> bool:
+        reached.set()
+        assert go_on.wait(60)
+        order.append(key)
+        return check(slot, space, key)
+
+    monkeypatch.setattr(block_transfers, "holds", holds)
+    for number, first, count in ((2, 0, 6), (3, 6, 6), (4, 12, 2)):
+        numbers = list(range(20 + first, 20 + first + count))
+        load = copies_of(pool, numbers, store=False, number=number, shift=20)
+        assert transfers.answer(load, 1, 0, 0) is None
+        assert reached.wait(60)
+    go_on.set()
+    answered: list[int] = []
+    while len(answered) < 3:
+        answered += [one.number for one in transfers.finished()]
+        time.sleep(0.001)
+    begun = [0, 1]
+    rest = [12, 13, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert order == [name(each) for each in begun + rest]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

@@ -6,8 +6,9 @@ Everything behind ``--`` goes to ``penstock serve``; without a model it is the b
 engine has one thread of a CPU, but for the one with two. On GPUs each has one, so give ``--cases``
 without the threads. In each round every case has a server of its own,
 and the first to run is another one each time. ``--streams`` decode without a pause, while long
-prompts come one after another. Shown are the streams' tokens a second, the median and the 99th
-percentile of the time between their tokens, and the median time to the first token of the long
+prompts come one after another, ``--at-once`` at a time; their answers (``--output``) go on at the
+decode engine if they are long enough. Shown are the streams' tokens a second, the median and the
+99th percentile of the time between their tokens, and the median time to the first token of the long
 prompts; then each case against one engine of its round, as the median of the rounds' ratios with
 the least and the most.
 """
@@ -50,8 +51,9 @@ class Measured(NamedTuple):
 class Load:
     """Streams and long prompts, each in a thread."""
 
-    def __init__(self, url: str, tokens: int, output: int) -> None:
-        """tokens, output: of a long prompt, and of its answer."""
+    def __init__(self, url: str, tokens: int, output: int, at_once: int) -> None:
+        """tokens, output: of a long prompt, and of its answer; at_once: so many of them."""
+        self._at_once = at_once
         self._url, self._tokens, self._output = url, tokens, output
         self._over = threading.Event()
         self._counts = False
@@ -60,7 +62,9 @@ class Load:
 
     def run(self, streams: int, warm_s: float, seconds: float) -> None:
         threads = [threading.Thread(target=self._stream, args=(each,)) for each in range(streams)]
-        threads.append(threading.Thread(target=self._prompts))
+        threads += [
+            threading.Thread(target=self._prompts, args=(each,)) for each in range(self._at_once)
+        ]
         for one in threads:
             one.start()
         time.sleep(warm_s)
@@ -84,15 +88,17 @@ class Load:
                     if self._over.is_set():
                         return
 
-    def _prompts(self) -> None:
-        seed = 0
+    def _prompts(self, number: int) -> None:
+        seed = number
         while not self._over.is_set():
-            seed += 1
+            seed += self._at_once
             began, first = time.perf_counter(), 0.0
             prompt = prompt_of(self._tokens, seed)
             with closing(stream(self._url, prompt, self._output, ids=True)) as events:
                 for at, _ in events:
                     first = first or at - began
+                    if self._over.is_set():
+                        return
             if self._counts:
                 self.firsts.append(first)
 
@@ -104,7 +110,7 @@ def measure(case: str, flags: Sequence[str], asked: argparse.Namespace) -> Measu
     threads = "2" if case == "two threads" else "1"
     environment = {**os.environ, "PENSTOCK_THREADS": threads}
     with own_server(given, environment) as url:
-        load = Load(url, asked.tokens, asked.output)
+        load = Load(url, asked.tokens, asked.output, asked.at_once)
         load.run(asked.streams, asked.warm, asked.seconds)
         handed = metric(url, "penstock_hand_overs_total")
     gaps = sorted(load.gaps)
@@ -129,6 +135,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=1800, help="of a long prompt")
     parser.add_argument("--output", type=int, default=16, help="tokens of the answer to one")
+    parser.add_argument("--at-once", type=int, default=1, help="long prompts at a time")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--tier-bytes", type=int, default=1 << 30, help="of the keeper's memory")
     parser.add_argument("--warm", type=float, default=4.0, metavar="SECONDS")

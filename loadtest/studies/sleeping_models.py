@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import math
 import random
 import sys
 import threading
@@ -71,10 +72,13 @@ class Asked:
         return first
 
 
-def change(asked: Asked, names: Sequence[str], changes: int, at_once: int) -> list[float]:
+def change(
+    asked: Asked, names: Sequence[str], changes: int, at_once: int, seconds: float
+) -> list[float]:
     """Times to the first token, of one request at a time."""
     rng, last, found = random.Random(31), "", list[float]()
-    while changes > 0:
+    until = time.monotonic() + seconds
+    while changes > 0 and time.monotonic() < until:
         if at_once > 1:
             chosen = [rng.choice(names) for _ in range(rng.randint(1, at_once))]
         else:
@@ -99,6 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--changes", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="none later than that")
     parsed = parser.parse_args(given[:end])
     names = [f"model-{number}" for number in range(len(parsed.folders))]
     named = [text for name in names for text in ("--served-model-name", name)]
@@ -109,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"round {number}:", *(f"{asked.ask(name):.2f} s" for name in names), flush=True)
         before = [metric(url, f"penstock_model_wake_seconds_{part}") for part in ("sum", "count")]
         began = time.perf_counter()
-        found = sorted(change(asked, names, parsed.changes, parsed.at_once))
+        found = sorted(change(asked, names, parsed.changes, parsed.at_once, parsed.seconds))
         seconds = time.perf_counter() - began
         after = [metric(url, f"penstock_model_wake_seconds_{part}") for part in ("sum", "count")]
     total, count = (b - a for a, b in zip(before, after, strict=True))

@@ -131,7 +131,7 @@ def measure(name: str, flags: Sequence[str], asked: argparse.Namespace) -> float
         raise SystemExit(f"{name}: no answer in {asked.seconds} s {agents.failures[:1]}")
     tokens = sum(one.prompt for one in counted)
     cached = sum(one.cached for one in counted)
-    rate = len(counted) / asked.seconds
+    rate = len(counted) / float(asked.seconds)
     print(
         f"{name}: {rate:.2f} requests/s, {tokens / asked.seconds:.0f} prompt tokens/s, "
         f"{cached / tokens:.1%} of them cached, first token after "

@@ -130,7 +130,7 @@ class _Mark:
 
     @property
     def is_passed(self) -> bool:
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         """Until it is passed."""

@@ -3,11 +3,12 @@
 One program computes, for one row and one KV head, the query heads that share it over a split of
 the context, with the online softmax of Milakov and Gimelshein (2018). The splits of a row are
 combined by whichever program ends last (Flash-Decoding, Dao et al. 2023, without a second
-launch). Where rows share a prefix (``shared_prefix``), the first split begins behind it and takes
-in what is known of it. The norm and the rotation of queries and key, and the write of the new K and
-V into the cache, happen here too: the program of the first split has the new key and value in
-registers, the others read only what earlier steps wrote. So nothing stands between the QKV product
-and the output product but this kernel. Reference: ``penstock.kernels.attention``.
+launch); of many short ones groups are combined before, each by its last program. Where rows share a
+prefix (``shared_prefix``), the first split begins behind it and takes in what is known of it. The
+norm and the rotation of queries and key, and the write of the new K and V into the cache, happen
+here too: the program of the first split has the new key and value in registers, the others read
+only what earlier steps wrote. So nothing stands between the QKV product and the output product but
+this kernel. Reference: ``penstock.kernels.attention``.
 
 The grid depends on the number of rows alone, never on lengths: a captured graph stays valid. Each
 byte of the cache is read once; the floor is that over the memory's bandwidth.
@@ -32,8 +33,9 @@ from penstock.kernels.gpu.attention_arguments import (
     padded_half,
 )
 from penstock.kernels.gpu.decode_shapes import (
+    CODES_SPLITS,
+    LEAST_GROUP,
     MOST_CODES_SPLITS,
-    MOST_SPLITS,
     shape_for,
     splits_for,
 )
@@ -44,6 +46,8 @@ from penstock.kernels.gpu.decode_tile import (
     query_operands,
     repeated,
     store_combined,
+    store_group,
+    tiles_each,
     with_lifted,
     with_prefix,
     write_codes,
@@ -61,8 +65,6 @@ from penstock.kernels.gpu.device_functions import (
 from penstock.kernels.gpu.early_launch import EARLY, begin_early
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, parts_for
 
-_LONG_SPLIT = tl.constexpr(128)
-"""Positions."""
 _COMBINED = 8
 """Splits that are combined at once."""
 _NUMBERS_EACH = 4096
@@ -77,7 +79,7 @@ def _decode_kernel(
     prefix_sums, sinks, listed, listed_stride, most_listed, scale, eps, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SHARED: tl.constexpr, FEW: tl.constexpr,
     QUERIES: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr,
+    TILE: tl.constexpr, MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr, GROUP: tl.constexpr,
     PREFIX_PARTS: tl.constexpr, NORM: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
     CAP: tl.constexpr, LISTED_BITS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -113,10 +115,7 @@ def _decode_kernel(
         ahead = count_below(listed, most_listed, bound, LISTED_BITS) * BLOCK_SIZE
         listed_tiles = tl.cdiv(ahead, TILE)
         tiles += listed_tiles
-    each = tl.maximum(tl.cdiv(tiles, splits), 1)
-    if key_scales is not None:
-        # More splits than half of them cost more to combine than they gain, until those are long.
-        each = tl.maximum(each, tl.minimum(tl.cdiv(tiles, MOST_SPLITS // 2), _LONG_SPLIT // TILE))
+    each = tiles_each(tiles, splits, TILE, key_scales is not None)
     active = tl.maximum(tl.cdiv(tiles, each), 1)
     if split >= active:
         return
@@ -232,13 +231,34 @@ def _decode_kernel(
     tl.store(partial_sums + 2 * at, row_max, mask=known)
     tl.store(partial_sums + 2 * at + 1, row_sum, mask=known)
     tl.debug_barrier()
-    ticket = tl.atomic_add(arrived + row * KV_HEADS + kv_head, 1, sem="acq_rel")
-    if ticket == active - 1:
-        tl.store(arrived + row * KV_HEADS + kv_head, 0)
+    counter = arrived + row * KV_HEADS + kv_head
+    arrivals, apart = active, active * 0 + 1
+    if GROUP:
+        complete = active > 0
+        if active > MOST_SPLITS:
+            # The last program of a group leaves its part where that of the first was.
+            arrivals, apart = tl.cdiv(active, GROUP), apart * GROUP
+            group = split // GROUP
+            before = (row * KV_HEADS + kv_head) * (splits // GROUP) + group
+            of_group = arrived + tl.num_programs(0) * KV_HEADS + before
+            members = tl.minimum(active - group * GROUP, GROUP)
+            complete = tl.atomic_add(of_group, 1, sem="acq_rel") == members - 1
+            if complete:
+                tl.store(of_group, 0)
+                store_group(
+                    partial, partial_sums, pair + group * GROUP, members,
+                    SHARED, FEW, dim, padded, GROUP, COMBINED,
+                )  # fmt: skip
+                tl.debug_barrier()
+        if not complete:
+            return
+    ticket = tl.atomic_add(counter, 1, sem="acq_rel")
+    if ticket == arrivals - 1:
+        tl.store(counter, 0)
         if key_scales is not None:
             store_combined(
                 out + (row.to(tl.int64) * HEADS + kv_head * SHARED) * dim, partial, partial_sums,
-                pair, active, SHARED, QUERIES, dim, padded, MOST_SPLITS, COMBINED,
+                pair, arrivals, apart, SHARED, FEW, dim, padded, MOST_SPLITS, COMBINED,
             )  # fmt: skip
         else:
             every = tl.arange(0, MOST_SPLITS)
@@ -294,7 +314,10 @@ class DecodeConstants(NamedTuple):
     block_size: int
     tile: int
     most_splits: int
+    """Where there are groups, of those; fewer splits are combined at once."""
     combined: int
+    group: int
+    """Splits whose parts are combined first; 0: there are no groups."""
     prefix_parts: int
     """0: there is no prefix."""
     norm: bool
@@ -308,7 +331,8 @@ class DecodeConstants(NamedTuple):
 
 
 class DecodeWorkspace(NamedTuple):
-    """Memory for the parts of split rows. ``arrived`` is zero between launches."""
+    """Memory for the parts of split rows. ``arrived``, counters of rows and of groups of splits, is
+    zero between launches."""
 
     partial: Tensor
     sums: Tensor
@@ -325,7 +349,9 @@ def decode_workspace(
     return DecodeWorkspace(
         torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
         torch.empty(2 * most * heads, dtype=torch.float32, device=device),
-        torch.zeros(max_rows * kv_heads, dtype=torch.int32, device=device),
+        torch.zeros(
+            max_rows * kv_heads + most * kv_heads // LEAST_GROUP, dtype=torch.int32, device=device
+        ),
     )
 
 
@@ -361,14 +387,16 @@ def decode_attention(
     _, kv_heads, block_size, _ = cache.keys.shape
     num_heads = all_heads - 2 * kv_heads
     shared = num_heads // kv_heads
-    most_splits = MOST_SPLITS if cache.key_scales is None else MOST_CODES_SPLITS
-    splits = splits_for(count, kv_heads, most_splits)
     made = scores or Scores(dim**-0.5)
     if made.local and prefix:
         raise ValueError("rows with a window or chunks share no prefix")
     scale, cap = made.in_binary
     codes = cache.key_scales is not None and qkv.element_size() == 2
-    shape = shape_for(dim, count * kv_heads, codes=codes)
+    shape = shape_for(dim, count * kv_heads, codes=codes, shared=shared)
+    quantized = cache.key_scales is not None
+    most_splits = max(shape.splits, CODES_SPLITS) if quantized else shape.splits
+    splits = splits_for(count, kv_heads, most_splits)
+    group = shape.group if splits > shape.group else 0
     few = triton.next_power_of_2(shared)
     queries = max(16, few) if cache.key_scales is None else max(8, few)
     constants = DecodeConstants(
@@ -381,8 +409,9 @@ def decode_attention(
         padded_half=padded_half(dim),
         block_size=block_size,
         tile=shape.tile,
-        most_splits=most_splits,
+        most_splits=max(group, most_splits // group) if group else most_splits,
         combined=_COMBINED if cache.key_scales is None else _combined(shared, dim, shape.warps),
+        group=group,
         prefix_parts=parts_for(count, num_heads, kv_heads) if prefix else 0,
         norm=heads.query_weight is not None,
         window=made.window,

@@ -23,6 +23,8 @@ _LEAST_QUERY = tl.constexpr(1e-30)
 _LEAST_LIFT = tl.constexpr(1e-12)
 """Of a scale: zeros that nothing has been written over have none."""
 _OF_BITS = tl.constexpr(2.0**-23)
+_MANY_SPLITS, _LONG_SPLIT = tl.constexpr(32), tl.constexpr(128)
+"""The latter in positions."""
 
 
 @triton.jit
@@ -185,29 +187,37 @@ def attended_codes(
 
 
 @triton.jit
-def store_combined(
-    out, partial, partial_sums, pair, active,
-    SHARED: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    MOST_SPLITS: tl.constexpr, COMBINED: tl.constexpr,
+def tiles_each(tiles, splits, TILE: tl.constexpr, CODES: tl.constexpr):
+    """Tiles of each split but the last. Of quantized caches those of many splits are long: more of
+    them cost more to combine than they gain."""
+    each = tl.maximum(tl.cdiv(tiles, splits), 1)
+    if CODES:
+        each = tl.maximum(each, tl.minimum(tl.cdiv(tiles, _MANY_SPLITS), _LONG_SPLIT // TILE))
+    return each
+
+
+@triton.jit
+def _merged_parts(
+    partial, partial_sums, first, count, apart, head,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    MOST: tl.constexpr, COMBINED: tl.constexpr,
 ):  # fmt: skip
-    """Write [SHARED, DIM] of ``active`` splits' parts, ``COMBINED`` of all heads at once: by one
-    head after the other, the memory's latency is waited for so many times more often."""
-    few: tl.constexpr = SHARED if SHARED <= 2 else 4
-    heads: tl.constexpr = few if SHARED <= 4 else 8 if SHARED <= 8 else QUERIES
-    head = tl.arange(0, heads)
+    """``count`` parts, ``apart`` from each other, ``COMBINED`` of all heads at once: by one head
+    after the other, the memory's latency is waited for so many times more often. Returns the
+    highest scores and the sums of weights [HEADS], and the sums of values [HEADS, PADDED]."""
     column = tl.arange(0, PADDED)
-    split = tl.arange(0, MOST_SPLITS)[:, None]
-    at = (pair + split) * SHARED + head[None, :]
-    known = (split < active) & (head < SHARED)[None, :]
+    split = tl.arange(0, MOST)[:, None]
+    at = (first + split * apart) * SHARED + head[None, :]
+    known = (split < count) & (head < SHARED)[None, :]
     maxima = tl.load(partial_sums + 2 * at, mask=known, other=float("-inf"), cache_modifier=".cg")
     sums = tl.load(partial_sums + 2 * at + 1, mask=known, other=0.0, cache_modifier=".cg")
     highest = tl.where(head < SHARED, tl.max(maxima, 0), 0.0)
     total = tl.sum(sums * tl.exp2(maxima - highest[None, :]), 0)
-    whole = tl.zeros([heads, PADDED], tl.float32)
-    for first_part in range(0, active, COMBINED):
+    whole = tl.zeros([HEADS, PADDED], tl.float32)
+    for first_part in range(0, count, COMBINED):
         part = first_part + tl.arange(0, COMBINED)[:, None]
-        some = (pair + part) * SHARED + head[None, :]
-        there = (part < active) & (head < SHARED)[None, :]
+        some = (first + part * apart) * SHARED + head[None, :]
+        there = (part < count) & (head < SHARED)[None, :]
         some_maxima = tl.load(
             partial_sums + 2 * some, mask=there, other=float("-inf"), cache_modifier=".cg"
         )
@@ -217,10 +227,46 @@ def store_combined(
             cache_modifier=".cg",
         )  # fmt: skip
         whole += tl.sum(parts * tl.exp2(some_maxima - highest[None, :])[:, :, None], 0)
+    return highest, total, whole
+
+
+@triton.jit
+def store_combined(
+    out, partial, partial_sums, first, count, apart,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    MOST: tl.constexpr, COMBINED: tl.constexpr,
+):  # fmt: skip
+    """Write [SHARED, DIM] of ``count`` parts, up to ``MOST``; others as of ``_merged_parts``."""
+    head = tl.arange(0, HEADS)
+    column = tl.arange(0, PADDED)
+    _, total, whole = _merged_parts(
+        partial, partial_sums, first, count, apart, head, SHARED, HEADS, DIM, PADDED, MOST, COMBINED
+    )
     result = whole / tl.where(head < SHARED, total, 1.0)[:, None]
     place = out + head[:, None] * DIM + column[None, :]
     wanted = within((head < SHARED)[:, None], column[None, :], DIM, PADDED)
     tl.store(place, result.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def store_group(
+    partial, partial_sums, first, count,
+    SHARED: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    GROUP: tl.constexpr, COMBINED: tl.constexpr,
+):  # fmt: skip
+    """Leave ``count`` parts that follow each other, up to ``GROUP``, as one in place of the
+    first."""
+    head = tl.arange(0, HEADS)
+    column = tl.arange(0, PADDED)
+    highest, total, whole = _merged_parts(
+        partial, partial_sums, first, count, 1, head, SHARED, HEADS, DIM, PADDED, GROUP, COMBINED
+    )
+    tl.debug_barrier()  # all are read
+    at = first * SHARED + head
+    wanted = within((head < SHARED)[:, None], column[None, :], DIM, PADDED)
+    tl.store(partial + at[:, None] * DIM + column[None, :], whole, mask=wanted)
+    tl.store(partial_sums + 2 * at, highest, mask=head < SHARED)
+    tl.store(partial_sums + 2 * at + 1, total, mask=head < SHARED)
 
 
 @triton.jit

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from penstock.kernels import quantized_cache
 from penstock.kernels.block_pattern import BlockPattern
+from penstock.kernels.gpu import decode_attention as decode_kernel
+from penstock.kernels.gpu import decode_shapes
 from penstock.kernels.gpu.attention_arguments import (
     NOTHING_LISTED,
     DecodeBatch,
@@ -121,6 +123,44 @@ def test_decode_rows_write_codes_and_attend_to_what_codes_stand_for(
         wanted = paged.attend(query[index : index + 1], index, length)
         assert error(out[index : index + 1], wanted) < tolerance(dtype), f"{length} cached"
     assert out[count].isnan().all(), "padding is left alone"
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    of_both(
+        [Case(6, 2, 32, 16, True, [300, 70, 0])],
+        [
+            Case(32, 8, 128, 16, True, [4000]),
+            Case(16, 8, 128, 16, True, [1, 4000, 130, 2047]),
+            Case(16, 1, 64, 64, False, [3000] * 8),
+        ],
+    ),
+    ids=str,
+)
+def test_parts_of_many_splits_are_combined_in_groups(
+    case: Case, codes: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, over longer and then shorter contexts: counters are zero again behind a launch."""
+    dtype = torch.bfloat16 if ON_GPU else torch.float32
+    shape = decode_shapes.Shape(32 if ON_GPU else 16, 1, 3, 128, 8)
+    monkeypatch.setattr(decode_kernel, "shape_for", lambda *_, **__: shape)
+    paged = QuantizedPaged(case, dtype, 1, codes)
+    count, heads, kv_heads = len(case.lengths), case.heads, case.kv_heads
+    qkv = paged.rand(count, heads + 2 * kv_heads, case.dim)
+    workspace = decode_workspace(count, heads, kv_heads, case.dim, DEVICE)
+    for lengths in (case.lengths, [length // 2 for length in case.lengths]):
+        batch = DecodeBatch(on_device([*range(count)]), on_device(lengths), paged.table)
+        out = torch.empty(count, heads, case.dim, dtype=dtype, device=DEVICE)
+        decode_attention(qkv, batch, paged.inputs, paged.cache, out, workspace, EPS)
+        assert not workspace.arrived.any()
+        query = paged.rotated(
+            qkv[:, :heads], paged.inputs.query_weight, batch.last_position
+        )  # fmt: skip
+        for index, length in enumerate(lengths):
+            some = slice(index, index + 1)
+            wanted = paged.attend(query[some], index, length)
+            assert error(out[some], wanted) < tolerance(dtype), f"{length} cached"
 
 
 @pytest.mark.parametrize("codes", CODES, ids=str)

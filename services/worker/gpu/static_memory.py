@@ -37,7 +37,7 @@ _WORDS, _WORD_TOKENS, _RING = 128, 2048, 64
 """As in ``penstock.kernels.sampling.bad_words``."""
 _QUERY_TILE = 128
 """As in ``penstock.kernels.gpu.prefill_attention``."""
-_DECODE_PROGRAMS, _MOST_SPLITS = 8, 64
+_DECODE_PROGRAMS, _MOST_SPLITS, _LEAST_GROUP = 8, 128, 8
 _PREFIX_PROGRAMS, _PREFIX_QUERIES, _MOST_PARTS = 2, 64, 16
 """As in ``penstock.kernels.gpu.decode_shapes`` and ``shared_prefix``."""
 _FIRST_CHANGES, _COLUMNS = 16_384, 21
@@ -190,7 +190,8 @@ def _attention(sizes: ExecutorSizes) -> int:
         row * cut(-(-row * shared // _PREFIX_QUERIES) * kv_heads, _PREFIX_PROGRAMS, _MOST_PARTS)
         for row in rows
     )
-    return _WORD * ((splits + prefixes) * heads * (dim + 2) + slots * kv_heads)
+    counters = (slots + splits // _LEAST_GROUP) * kv_heads
+    return _WORD * ((splits + prefixes) * heads * (dim + 2) + counters)
 
 
 def _widened(sizes: ExecutorSizes) -> int:

@@ -292,6 +292,7 @@ def test_sizes_that_a_plan_knows_without_torch_are_those_of_the_kernels() -> Non
     assert static_memory._QUERY_TILE == prefill_attention.QUERY_TILE
     assert static_memory._DECODE_PROGRAMS == decode_shapes.PROGRAMS_EACH
     assert static_memory._MOST_SPLITS == decode_shapes.MOST_CODES_SPLITS
+    assert static_memory._LEAST_GROUP == decode_shapes.LEAST_GROUP
     assert shared_prefix.SHAPE.programs == static_memory._PREFIX_PROGRAMS
     assert shared_prefix.SHAPE.queries == static_memory._PREFIX_QUERIES
     assert static_memory._MOST_PARTS == shared_prefix._MOST_PARTS

@@ -104,7 +104,22 @@ def test_rows_are_placed_where_they_belong() -> None:
     place_rows(batch, chunks, slots, positions, tiles)
     assert slots.tolist() == [3, 0, 2, 2, 2, -1]
     assert positions[:5].tolist() == [13, 10, 40, 41, 42]
-    assert tiles[:, :2].tolist() == [[0, 1], [1, 1], [3, 0], [13, 10]]
-    assert tiles[1].tolist() == [1, 1, 0, 0, 9, 9]
+    assert tiles[:, 2:4].tolist() == [[1, 0], [1, 1], [0, 3], [10, 13]], "the longest last"
+    assert tiles[1].tolist() == [0, 0, 1, 1, 9, 9]
     place_rows(batch, None, slots[:4], positions[:4], tiles)
     assert slots.tolist() == [3, 0, -1, -1, 2, -1]
+
+
+def test_rows_of_a_large_step_are_in_the_order_of_their_positions() -> None:
+    count = 300
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.randperm(count, generator=generator).int().to(DEVICE)
+    last = torch.randint(0, 40, (count,), generator=generator).int().to(DEVICE)
+    tiles = torch.zeros(4, count, dtype=torch.int32, device=DEVICE)
+    found, positions = torch.empty_like(slots), torch.empty_like(slots)
+    place_rows(DecodeBatch(slots, last, tiles), None, found, positions, tiles)
+    assert torch.equal(found, slots) and torch.equal(positions, last[slots.long()])
+    order = torch.sort(positions, stable=True)
+    assert torch.equal(tiles[0].long(), order.indices)
+    assert torch.equal(tiles[3], order.values)
+    assert torch.equal(tiles[2], slots[order.indices])

@@ -1,7 +1,8 @@
 """The decoder of ``--deterministic``: a row's bits do not depend on what else a step has.
 
 The layers, the order of their kernels and the graphs are those of ``GpuDecoder``. What differs are
-the kernels that add up: products (``penstock.kernels.gpu.fixed_linear``) and attention
+the kernels that add up: products (``penstock.kernels.gpu.fixed_linear``, and the library where it
+gives the same bits: ``fixed_products``) and attention
 (``penstock.kernels.gpu.fixed_attention``), each with one order for a row, whether it decodes or
 belongs to a chunk, and whatever the number of rows. Norms, rotation and draws have a program for
 each row anyway. So a token that was decoded and one that is computed again, from a cached prefix,
@@ -17,10 +18,15 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
-from penstock.kernels.gpu.fixed_linear import Shape, fixed_linear, shapes_agree, shapes_for
+from penstock.kernels.gpu.fixed_linear import Shape, shapes_agree, shapes_for
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.drafted_rows import DraftedRows, StepRows
+from penstock.services.worker.gpu.fixed_products import (
+    agreeing_sizes,
+    divide_no_sums,
+    fixed_product,
+)
 from penstock.services.worker.gpu.kernel_choice import KernelChoice
 from penstock.services.worker.gpu.layer_attention import LayerAttention
 from penstock.services.worker.gpu.layer_products import BoundedProducts, LayerProducts
@@ -106,6 +112,11 @@ class FixedAttention(LayerAttention):
         )  # fmt: skip
 
 
+def _kind(linear: Linear) -> tuple[torch.Size, torch.dtype]:
+    """What products with a weight depend on."""
+    return linear.weight.shape, linear.weight.dtype
+
+
 class FixedDecoder(GpuDecoder):
     """A ``GpuDecoder`` whose kernels add up in one order."""
 
@@ -116,7 +127,7 @@ class FixedDecoder(GpuDecoder):
         type is tried."""
         layers = self.weights.layers
         linears = [*(each for layer in layers for each in layer.linears), self.weights.lm_head]
-        distinct = {(each.weight.shape, each.weight.dtype): each.weight for each in linears}
+        distinct = {_kind(each): each.weight for each in linears}
         with torch.inference_mode():
             self._same_shapes = all(map(shapes_agree, distinct.values()))
 
@@ -129,21 +140,45 @@ class FixedDecoder(GpuDecoder):
             self.weights, self.space, eps, linears_by(made, layers, self.space),
             self.config.activation,
         )  # fmt: skip
+        with torch.inference_mode():
+            self._try_library()
         return KernelChoice(None, "Triton kernel for all rows", _REASON)
+
+    def _try_library(self) -> None:
+        """With one weight of each kind, in the memory of a step."""
+        self._sizes: dict[tuple[torch.Size, torch.dtype], tuple[int, ...]] = {}
+        space, linears = self.space, self.weights.layers[0].linears
+        if not space.normed.is_cuda:
+            return
+        divide_no_sums()
+        places = [
+            (linears.qkv, space.normed, space.qkv.flatten(1)),
+            (linears.output, space.attention_output.flatten(1), space.projected),
+            (linears.up, space.normed, space.gate_up),
+            (linears.down, space.activated, space.projected),
+            (self.weights.lm_head, space.normed, space.logits),
+        ]
+        for linear, x, out in places:
+            sizes = agreeing_sizes(x, linear.weight, out, self._shape(linear))
+            self._sizes[_kind(linear)] = sizes
 
     def _choose_gated(self) -> KernelChoice[HopperGatedLinear | None]:
         return KernelChoice(None, "same kernel", "")
 
+    def _shape(self, linear: Linear) -> Shape | None:
+        """Of our kernel, where it must be one for all numbers of rows."""
+        return None if self._same_shapes else shapes_for(len(linear.weight), linear.weight.dtype)[0]
+
     def _multiply(self, linear: Linear, x: Tensor, out: Tensor) -> Tensor:
-        shape: Shape | None = None
-        if not self._same_shapes:
-            shape, _, _ = shapes_for(len(linear.weight), x.dtype)
-        return fixed_linear(x, linear.weight, linear.bias, out, shape)
+        sizes = self._sizes.get(_kind(linear), ())
+        return fixed_product(x, linear.weight, linear.bias, out, sizes, self._shape(linear))
 
     @property
     def summary(self) -> str:
         how = "" if self._same_shapes else ", as for few rows: others differ in their bits here"
-        return f"{self.attention.summary}; products by one kernel{how}"
+        tried = [len(sizes) for sizes in self._sizes.values()]
+        also = f", and the library's at {tried} numbers of rows: same bits" if tried else ""
+        return f"{self.attention.summary}; products by one kernel{how}{also}"
 
     def products_for(self, rows: int, mixed: bool) -> LayerProducts:
         return self._products_of_all

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,8 +33,6 @@ from penstock.kernels.gpu.attention_arguments import (
 )
 from penstock.kernels.gpu.decode_shapes import (
     CODES_SPLITS,
-    LEAST_GROUP,
-    MOST_CODES_SPLITS,
     shape_for,
     splits_for,
 )
@@ -52,6 +49,7 @@ from penstock.kernels.gpu.decode_tile import (
     with_prefix,
     write_codes,
 )
+from penstock.kernels.gpu.decode_workspace import DecodeWorkspace
 from penstock.kernels.gpu.device_functions import (
     LOWEST,
     capped,
@@ -279,11 +277,9 @@ def _decode_kernel(
                     valid = part < active
                     some = (pair + part) * SHARED + query_head
                     some_maxima = tl.load(
-                        partial_sums + 2 * some,
-                        mask=valid,
-                        other=float("-inf"),
+                        partial_sums + 2 * some, mask=valid, other=float("-inf"),
                         cache_modifier=".cg",
-                    )
+                    )  # fmt: skip
                     parts = tl.load(
                         partial + some[:, None] * dim + column[None, :],
                         mask=within(valid[:, None], column[None, :], dim, padded), other=0.0,
@@ -328,31 +324,6 @@ class DecodeConstants(NamedTuple):
     listed_bits: int
     """0: no blocks are listed."""
     early: bool
-
-
-class DecodeWorkspace(NamedTuple):
-    """Memory for the parts of split rows. ``arrived``, counters of rows and of groups of splits, is
-    zero between launches."""
-
-    partial: Tensor
-    sums: Tensor
-    arrived: Tensor
-
-
-def decode_workspace(
-    max_rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device
-) -> DecodeWorkspace:
-    """Enough for every number of rows up to ``max_rows``."""
-    most = max(
-        rows * splits_for(rows, kv_heads, MOST_CODES_SPLITS) for rows in range(1, max_rows + 1)
-    )
-    return DecodeWorkspace(
-        torch.empty(most * heads * head_dim, dtype=torch.float32, device=device),
-        torch.empty(2 * most * heads, dtype=torch.float32, device=device),
-        torch.zeros(
-            max_rows * kv_heads + most * kv_heads // LEAST_GROUP, dtype=torch.int32, device=device
-        ),
-    )
 
 
 def _combined(shared: int, dim: int, warps: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from penstock.kernels.gpu.activation import gated_product
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores, layer_cache
-from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.few_rows_linear import MOST_ROWS, few_rows_linear
 from penstock.kernels.gpu.few_rows_linear import fits as fits_few_rows
 from penstock.kernels.gpu.norm import add_rms_norm, rms_norm

@@ -349,8 +349,7 @@ class KVTier:
     def _copy_piece(self, load: Load, now: float) -> None:
         if load.expected is None:
             return
-        load.asked_at = now
-        begin = load.asked
+        begin, load.asked_at = load.asked, now
         piece = len(load.slots) if self.piece_bytes else self._piece
         end = load.asked = min(begin + piece, len(load.slots))
         blocks = load.expected.tables[0][begin:end]

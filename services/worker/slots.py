@@ -20,13 +20,13 @@ from penstock.protocol.wire.messages.steps import (
     Chunk,
     NewSlot,
     RowFailure,
-    SlotAdjustments,
     SlotSampling,
     StepPlan,
 )
 from penstock.services.worker.block_tables import BlockTables, PlanError
 from penstock.services.worker.plan_order import PlanOrder
 from penstock.services.worker.planned_step import DraftRows, IntArray, PlannedChunk, PlannedStep
+from penstock.services.worker.slot_columns import SlotColumns
 
 __all__ = ["DraftRows", "IntArray", "PlanError", "PlannedChunk", "PlannedStep", "SlotTable"]
 FREE, PREFILLING, DECODING = 0, 1, 2
@@ -34,7 +34,7 @@ _UINT64 = (1 << 64) - 1
 _NEUTRAL = SlotSampling(0.0, 0, 1.0, 0)
 
 
-class SlotTable:
+class SlotTable(SlotColumns):
     """The slots of one executor.
 
     Call ``apply`` with a plan, compute, then ``finish`` with the sampled tokens. After a
@@ -56,7 +56,7 @@ class SlotTable:
         """Positions whose K and V are in the cache: where the slot's next token goes."""
         self.last_token = np.zeros(slots, np.int64)
         self.num_output = np.zeros(slots, np.uint64)
-        self._make_columns_of_requests(slots)
+        super().__init__(slots)
         self.row_tokens = 1
         """Tokens that a row may bring, at most."""
         self.pending = np.zeros(slots, np.int64)
@@ -82,34 +82,6 @@ class SlotTable:
         self._decoding: IntArray | None = None
         self._plans = PlanOrder()
         self.reset()
-
-    def _make_columns_of_requests(self, slots: int) -> None:
-        """What each slot's request asks for."""
-        self.temperature = np.zeros(slots, np.float32)
-        self.top_k = np.zeros(slots, np.int64)
-        self.top_p = np.ones(slots, np.float32)
-        self.min_p = np.zeros(slots, np.float32)
-        self.logprobs = np.full(slots, -1, np.int64)
-        """How many likeliest tokens to list; -1: no logprobs."""
-        self.prompt_logprobs = np.full(slots, -1, np.int64)
-        self.prompt_length = np.zeros(slots, np.int64)
-        self.second = np.zeros(slots, np.int64)
-        """Where the second text of a pair begins in a prompt; 0: nowhere."""
-        self.most = np.zeros(slots, np.int64)
-        """Tokens at which each slot's sequence ends at the latest."""
-        self.adjustments: list[SlotAdjustments | None] = [None] * slots
-        self.asks = np.zeros(slots, np.bool_)
-        """Slots with adjustments."""
-        self.steers = np.zeros(slots, np.bool_)
-        """Slots whose next token depends on how probable their output was."""
-        self.adapter = np.zeros(slots, np.int64)
-        """Number of each slot's low-rank adapter; 0: none."""
-        self.virtual = np.zeros(slots, np.int64)
-        """Virtual tokens ahead of each slot's prompt."""
-        self.soft_prompt = np.zeros(slots, np.int64)
-        """Number of the adapter that they are of; 0: none."""
-        self.seed = np.zeros(slots, np.uint64)
-        self.choice = np.zeros(slots, np.uint64)
 
     def reset(self) -> None:
         """Free every slot; the next plan must be full."""

@@ -12,7 +12,8 @@ from support.kernels.triton_device import DEVICE, DTYPES, ON_GPU, error, toleran
 
 from penstock.kernels.block_pattern import BlockPattern
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, Scores, listed_blocks
-from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.decode_attention import decode_attention
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix

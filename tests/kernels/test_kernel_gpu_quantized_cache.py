@@ -24,7 +24,8 @@ from penstock.kernels.gpu.attention_arguments import (
     layer_cache,
     listed_blocks,
 )
-from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.decode_attention import decode_attention
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import prefix_attention, shared_prefix

@@ -16,7 +16,8 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     layer_cache,
 )
-from penstock.kernels.gpu.decode_attention import DecodeWorkspace, decode_attention
+from penstock.kernels.gpu.decode_attention import decode_attention
+from penstock.kernels.gpu.decode_workspace import DecodeWorkspace
 from penstock.kernels.gpu.prefill_attention import prefill_attention
 from penstock.kernels.gpu.shared_prefix import SharedPrefix, prefix_attention, why_not
 from penstock.kernels.quantized_cache import is_quantized

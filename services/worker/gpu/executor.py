@@ -249,8 +249,7 @@ class GpuExecutor:
 
     def _next_ring(self) -> int:
         """Which host buffers are free for the next step."""
-        ring = self._turn
-        self._turn = (ring + 1) % RING
+        ring, self._turn = self._turn, (self._turn + 1) % RING
         return ring
 
     def _noted(self, step: PlannedStep) -> dict[int, int]:
@@ -308,10 +307,8 @@ class GpuExecutor:
 
     def _feed(self, flight: InFlight) -> None:
         """Show grammars, and who looks for repeats, the tokens of a step that is over."""
-        for waiting, took in (
-            (flight.drawn, self.grammars.took),
-            (flight.noted, self.sampler.history.took),
-        ):
+        told = (flight.drawn, self.grammars.took), (flight.noted, self.sampler.history.took)
+        for waiting, took in told:
             if waiting:
                 slots, rows = np.array(list(waiting.items()), np.int64).T
                 took(slots, flight.result.numpy()[0][rows])

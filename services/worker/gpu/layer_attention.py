@@ -22,7 +22,7 @@ from penstock.kernels.gpu.attention_arguments import (
     Scores,
     listed_blocks,
 )
-from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.kernels.quantized_cache import cache_type

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from penstock.kernels.gpu import device_facts
 from penstock.kernels.gpu.attention_arguments import DecodeBatch, HeadInputs, Scores
-from penstock.kernels.gpu.decode_attention import decode_workspace
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.shared_prefix import shared_prefix
 from penstock.services.worker.gpu.attention_choice import (
     DecodeAttention,

@@ -37,7 +37,8 @@ from penstock.kernels.gpu.attention_arguments import (
     listed_blocks,
 )
 from penstock.kernels.gpu.compressed_weights import compress
-from penstock.kernels.gpu.decode_attention import decode_attention, decode_workspace
+from penstock.kernels.gpu.decode_attention import decode_attention
+from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows

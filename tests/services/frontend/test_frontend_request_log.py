@@ -31,14 +31,15 @@ def lines_of(
     config: ServerConfig | None = None,
     level: str = "info",
 ) -> list[dict[str, Any]]:
-    """What a server logs of the requests that ``use`` makes."""
+    """What a server logs of the requests that ``use`` makes. Native code of other tests may write
+    lines of its own to the same descriptor."""
     logs.set_up("frontend", level, "json")
     capfd.readouterr()
     run(use, script, config)
     logs.flush()
     text = capfd.readouterr().err
     assert SECRET not in text
-    found = [json.loads(line) for line in text.splitlines()]
+    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     return [line for line in found if line["event"] == "request"]
 
 

@@ -11,6 +11,7 @@ and its interpreter when a kernel is declared.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -130,15 +131,27 @@ VOCABULARIES = [151_936, 32_000]
 CODES_ROWS = (100, 600)
 """Rows of decode steps over keys and values of a byte a number that have other shapes of the kernel
 than a few rows have: see ``decode_shapes.shape_for``."""
+_forked: list[Any] = []
+"""In a process that compiles: the recorder, then each launch."""
 ROWS = 256
 """Rows enough that a draw takes other programs than for one row."""
 
 
 def compile_all(recorder: Recorder) -> None:
+    """Compile in a process a core, which are forks, since a launch cannot be sent to another."""
     for one in recorder.recorded:
         check_waits(one)
-        kernel, _ = recorder.compiled(one)
-        print(f"{one.name}: {kernel.metadata.shared} bytes shared", flush=True)
+    costly = sorted(recorder.recorded, key=lambda one: -one.cost)
+    forks = multiprocessing.get_context("fork")
+    with forks.Pool(initializer=_forked.extend, initargs=([recorder, *costly],)) as pool:
+        for line in pool.imap_unordered(shared_bytes, range(1, len(costly) + 1)):
+            print(line, flush=True)
+
+
+def shared_bytes(number: int) -> str:
+    """Compile the launch with this number. Returns a line of what it takes."""
+    kernel, _ = _forked[0].compiled(_forked[number])
+    return f"{_forked[number].name}: {kernel.metadata.shared} bytes shared"
 
 
 def check_waits(one: Recorded) -> None:

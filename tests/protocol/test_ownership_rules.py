@@ -10,6 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 from support.growth import LINEAR, sixteenfold
+from support.protocol.sent_messages import (
+    FRONTEND,
+    ONE,
+    OTHER,
+    PROMPT,
+    ROUTER,
+    SCHEDULER,
+    TOKENIZER,
+    Members,
+    Sent,
+    address,
+)
 
 from penstock.client.ledger import UNTAKEN_SECONDS, ClientLedger
 from penstock.client.sink import RowExtras
@@ -42,9 +54,8 @@ from penstock.protocol.sampling import (
     MAX_TOKENS,
     SamplingParams,
 )
-from penstock.protocol.wire.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES, Message
+from penstock.protocol.wire.codec import MAX_PROMPT_BYTES, MAX_WORK_BYTES
 from penstock.protocol.wire.messages import requests
-from penstock.protocol.wire.messages.membership import Capacity, Identity, Peer, Phase
 from penstock.protocol.wire.messages.requests import (
     Accepted,
     Cancel,
@@ -82,49 +93,6 @@ from penstock.protocol.wire.messages.tokens import (
     ToolCallOpened,
     Vector,
 )
-
-FRONTEND, TOKENIZER, OTHER, SCHEDULER = 1, 2, 3, 4
-ROUTER = "ipc:///router"
-PROMPT = array("i", [5, 6]).tobytes()
-ONE = first_attempt(1)
-
-
-def address(incarnation: int) -> str:
-    return f"ipc:///{incarnation}"
-
-
-class Members:
-    """Everybody is there."""
-
-    router_address = ROUTER
-    router_incarnation = 9
-
-    def __init__(self) -> None:
-        services = {
-            FRONTEND: "frontend", TOKENIZER: "tokenizer", OTHER: "tokenizer", SCHEDULER: "scheduler"
-        }  # fmt: skip
-        self.peers = {
-            number: Peer(
-                service, address(number), number, Identity(1, "x"), Phase.READY, "", Capacity(), 0
-            )
-            for number, service in services.items()
-        }
-
-
-class Sent:
-    """What a ledger has sent since the test last looked."""
-
-    def __init__(self) -> None:
-        self._messages: list[tuple[str, Message]] = []
-
-    def __call__(self, to: str, message: Message) -> bool:
-        self._messages.append((to, message))
-        return True
-
-    def take(self, kind: type | None = None) -> list[tuple[str, Any]]:
-        """All of them, or those of one kind; the rest is forgotten."""
-        found, self._messages = self._messages, []
-        return [(to, m) for to, m in found if kind is None or isinstance(m, kind)]
 
 
 class Ear:

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.frontend.folded_streams import (
+    check_message_events,
+    folded_chat,
+    message_events,
+    response_items,
+)
 from support.tokenizer.grammar_follower import END, tokenizer_of
 from support.tokenizer.output.broken import broken_outputs, legal_outputs
 from support.tokenizer.output.replay import TOOLS
 from support.tokenizer.output.wire_forms import FORMS
-from test_frontend_dialects import folded as folded_chat
-from test_frontend_messages_stream import check_order, events_of
-from test_frontend_responses import added_up
 
 from penstock.client.answers import Answer, AnswerSink, RequestProgress
 from penstock.client.gateway_interface import ServedModel
@@ -88,8 +91,8 @@ def _messages(**asked: Any) -> Renderer:
 
 
 def _folded_message(raw: bytes, whole: dict[str, Any]) -> Any:
-    events = events_of(raw)
-    check_order(events)
+    events = message_events(raw)
+    check_message_events(events)
     message: dict[str, Any] = {}
     arguments: dict[int, str] = {}
     for event in events:
@@ -129,7 +132,7 @@ def _folded_response(raw: bytes, whole: dict[str, Any]) -> Any:
     done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
     response = events[-1]["response"]
     assert response["output"] == done
-    assert [{**one, "status": "completed"} for one in added_up(events)] == done
+    assert [{**one, "status": "completed"} for one in response_items(events)] == done
     return response
 
 

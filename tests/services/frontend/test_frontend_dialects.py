@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.frontend.folded_streams import folded_chat
 from support.frontend.frontend_scripted import (
     JSON,
     STOP,
@@ -106,49 +107,11 @@ def talk(*, rest_s: float, logprobs: int | None = None, echo: bool = False) -> S
     return script
 
 
-def folded(events: list[Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer put together from the frames of a stream. ``wanted``: for the names of it."""
-    assert events.pop() == "[DONE]"
-    last = events.pop()
-    choices: dict[int, dict[str, Any]] = {}
-    for event in events:
-        (chunk,) = event["choices"]
-        choice = choices.setdefault(chunk["index"], {"index": chunk["index"], "logprobs": None})
-        delta = chunk["delta"] if "delta" in chunk else {"content": chunk["text"]}
-        for name in ("content", "reasoning", "reasoning_content"):
-            if name in delta:
-                choice[name] = choice.get(name, "") + delta[name]
-        for call in delta.get("tool_calls", ()):
-            calls = choice.setdefault("tool_calls", [])
-            if "id" in call:
-                calls.append({name: call[name] for name in ("id", "type", "function")})
-            else:
-                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-        for name, values in (chunk["logprobs"] or {}).items():
-            found = choice["logprobs"] = choice["logprobs"] or {}
-            found[name] = (found.get(name) or []) + values if values is not None else None
-        choice["finish_reason"] = chunk["finish_reason"]
-        choice["stop_reason"] = chunk.get("stop_reason")
-    for choice in choices.values():
-        if "message" in wanted["choices"][0]:
-            names = ("content", "reasoning", "reasoning_content", "tool_calls")
-            said = {name: choice.pop(name) for name in names if name in choice}
-            choice["message"] = {"role": "assistant", "content": "", "refusal": None, **said}
-        else:
-            choice["text"] = choice.pop("content")
-    return {
-        **{name: wanted[name] for name in ("id", "object", "created")},
-        "model": last["model"],
-        "choices": [choices[index] for index in sorted(choices)],
-        "usage": last["usage"],
-    }
-
-
 async def fold_and_compare(client: Client, path: str, body: dict[str, Any]) -> None:
     status, whole, _ = await client.post(path, body)
     assert status == 200, whole
     streamed = {**body, "stream_options": {"include_usage": True}}
-    assert folded(await client.events(path, streamed), whole) == whole
+    assert folded_chat(await client.events(path, streamed), whole) == whole
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 0.005], ids=["at once", "token by token"])

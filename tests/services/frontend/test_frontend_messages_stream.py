@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from support.frontend.folded_streams import check_message_events, message_events
 from support.frontend.frontend_scripted import (
     MAX_MODEL_LEN,
     Client,
@@ -42,7 +43,6 @@ from penstock.protocol.wire.messages.tokens import (
 from penstock.services.frontend.bodies.anthropic_answers import (
     AnsweredMessage,
     MessageErrorBody,
-    MessageEvent,
     ModelInfoList,
 )
 from penstock.services.frontend.dialects.anthropic.messages import MessagesDialect
@@ -120,52 +120,6 @@ def streamed(made: MessagesRenderer, rows: list[str | list[Event]], end: End = S
     return found + frames.render(answer) + made.last(usage)
 
 
-def events_of(raw: bytes) -> list[dict[str, Any]]:
-    """A strict reader of the event stream format, for the parts of it that are used here."""
-    found = []
-    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
-        if block.startswith(":"):
-            continue
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        msgspec.json.decode(data.removeprefix("data: "), type=MessageEvent)
-        found.append(event)
-    return found
-
-
-def check_order(events: list[dict[str, Any]]) -> None:
-    """The rules of a stream: https://docs.anthropic.com/en/api/messages-streaming."""
-    events = [event for event in events if event["type"] != "ping"]
-    assert events[0]["type"] == "message_start"
-    assert events[0]["message"]["content"] == []
-    assert events[0]["message"]["stop_reason"] is None
-    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
-    kinds = {
-        "text": {"text_delta"},
-        "thinking": {"thinking_delta", "signature_delta"},
-        "tool_use": {"input_json_delta"},
-    }
-    index, block = -1, None
-    last = ""
-    for event in events[1:-2]:
-        if event["type"] == "content_block_start":
-            assert block is None
-            index += 1
-            block, last = event["content_block"], ""
-            assert block.get("input", {}) == {}
-        elif event["type"] == "content_block_delta":
-            assert block is not None and event["delta"]["type"] in kinds[block["type"]]
-            assert last != "signature_delta"
-            last = event["delta"]["type"]
-        else:
-            assert event["type"] == "content_block_stop" and block is not None
-            assert block["type"] != "thinking" or last == "signature_delta"
-            block = None
-        assert event["index"] == index
-    assert block is None
-
-
 def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that events add up to."""
     message: dict[str, Any] = {}
@@ -203,8 +157,8 @@ def test_however_the_events_come_the_stream_has_their_order_and_adds_up_to_the_w
     if 0 in opened and len([one for one in said if isinstance(one, ToolArguments)]) == 1:
         said = [one for one in said if not isinstance(one, ToolArguments)]
     made = renderer()
-    events = events_of(streamed(made, rows_of(said, draw)))
-    check_order(events)
+    events = message_events(streamed(made, rows_of(said, draw)))
+    check_message_events(events)
     answer = Answer()
     answer.add("", RowExtras(events=said, end=STOP))
     usage = Usage()
@@ -226,8 +180,8 @@ def test_however_the_events_come_the_stream_has_their_order_and_adds_up_to_the_w
 
 def test_thinking_that_is_not_shown_comes_back_to_the_model_by_its_signature() -> None:
     made = renderer(thinking={"type": "adaptive", "display": "omitted"})
-    events = events_of(streamed(made, [[Reasoning("Hm, ")], [Reasoning("ü?")], "Yes"]))
-    check_order(events)
+    events = message_events(streamed(made, [[Reasoning("Hm, ")], [Reasoning("ü?")], "Yes"]))
+    check_message_events(events)
     thought, said = folded(events)["content"]
     assert thought["thinking"] == "" and said["text"] == "Yes"
     answer = Answer()
@@ -272,7 +226,7 @@ def test_the_reason_says_what_has_ended_the_answer(
     whole = json.loads(renderer().body([answer], usage))
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     rows: list[str | list[Event]] = ["x"] * tokens
-    *_, ending, _ = events_of(streamed(renderer(), rows, end))
+    *_, ending, _ = message_events(streamed(renderer(), rows, end))
     delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
     assert ending["delta"] == delta
 
@@ -291,13 +245,13 @@ def test_a_stop_sequence_behind_a_call_is_the_reason_so_that_the_call_is_not_exe
     whole = json.loads(renderer().body([answer], Usage()))
     assert [block["type"] for block in whole["content"]] == ["tool_use", "text"]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
-    *_, ending, _ = events_of(streamed(renderer(), [events], end))
+    *_, ending, _ = message_events(streamed(renderer(), [events], end))
     assert (ending["delta"]["stop_reason"], ending["delta"]["stop_sequence"]) == (reason, sequence)
 
 
 def test_an_answer_that_says_nothing_is_a_message_without_blocks() -> None:
-    events = events_of(streamed(renderer(), [""]))
-    check_order(events)
+    events = message_events(streamed(renderer(), [""]))
+    check_message_events(events)
     assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
 
 
@@ -515,8 +469,8 @@ def test_a_silent_stream_is_kept_alive_by_pings() -> None:
         before, _, after = raw.partition(b"event: message_start")
         assert before.startswith(b": keep-alive\n\n") and b"ping" not in before
         assert b'event: ping\ndata: {"type":"ping"}\n\n' in after and b": keep-alive" not in after
-        events = events_of(raw)
-        check_order(events)
+        events = message_events(raw)
+        check_message_events(events)
         assert folded(events)["content"] == [{"type": "text", "text": "ab"}]
 
     run(use, script, ServerConfig(keep_alive_comment_s=0.04))
@@ -527,8 +481,8 @@ def test_plain_texts_of_a_stream_come_as_they_were_said() -> None:
         data = json.dumps({**ASKED, "stream": True})
         async with client.session.post(f"{client.url}/v1/messages", data=data) as response:
             assert response.content_type == "text/event-stream"
-            events = events_of(await response.read())
-        check_order(events)
+            events = message_events(await response.read())
+        check_message_events(events)
         assert folded(events)["content"] == [{"type": "text", "text": "a\u2028b c"}]
 
     run(use, say("a\u2028", "b", " c"))

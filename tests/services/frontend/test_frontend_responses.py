@@ -14,6 +14,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from pydantic import TypeAdapter
+from support.frontend.folded_streams import response_items
 from support.frontend.frontend_scripted import (
     LENGTH,
     STOP,
@@ -135,49 +136,6 @@ def messages(work: Work) -> list[dict[str, Any]]:
     return found
 
 
-def added_up(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that the events of a stream make, by their small steps alone."""
-    items: list[dict[str, Any]] = []
-    for event in events:
-        kind = event["type"].removeprefix("response.")
-        if kind == "output_item.added":
-            assert event["output_index"] == len(items)
-            items.append(event["item"])
-            continue
-        if "output_index" not in event or kind == "output_item.done":
-            continue
-        item = items[event["output_index"]]
-        assert event["item_id"] == item["id"]
-        match kind:
-            case "content_part.added":
-                item["content"].append(event["part"])
-            case "output_text.delta":
-                part = item["content"][event["content_index"]]
-                part["text"] += event["delta"]
-                part["logprobs"] += event["logprobs"]
-            case "reasoning_text.delta":
-                item["content"][event["content_index"]]["text"] += event["delta"]
-            case "reasoning_summary_part.added":
-                item["summary"].append(event["part"])
-            case "reasoning_summary_text.delta":
-                item["summary"][event["summary_index"]]["text"] += event["delta"]
-            case "function_call_arguments.delta":
-                item["arguments"] += event["delta"]
-            case "custom_tool_call_input.delta":
-                item["input"] += event["delta"]
-            case "output_text.done" | "reasoning_text.done":
-                assert event["text"] == item["content"][event["content_index"]]["text"]
-            case "reasoning_summary_text.done":
-                assert event["text"] == item["summary"][event["summary_index"]]["text"]
-            case "content_part.done":
-                assert event["part"] == item["content"][event["content_index"]]
-            case "function_call_arguments.done":
-                assert event["arguments"] == item["arguments"]
-            case "custom_tool_call_input.done":
-                assert event["input"] == item["input"]
-    return items
-
-
 def neutral(response: dict[str, Any]) -> Any:
     """Without what differs between two answers to the same request."""
     own = response["id"].removeprefix("resp_")
@@ -208,7 +166,7 @@ def test_the_events_of_a_stream_add_up_to_the_unstreamed_response(
         assert neutral(events[-1]["response"]) == neutral(response)
         done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
         assert done == events[-1]["response"]["output"]
-        for item, made in zip(done, added_up(events), strict=True):
+        for item, made in zip(done, response_items(events), strict=True):
             item.pop("encrypted_content", None)
             assert {**made, "status": "completed"} == item
 
@@ -317,7 +275,7 @@ def test_logprobs_are_those_of_the_text(stream: bool) -> None:
         if stream:
             events = await streamed(client, **body)
             response = events[-1]["response"]
-            assert added_up(events)[1]["content"] == response["output"][1]["content"]
+            assert response_items(events)[1]["content"] == response["output"][1]["content"]
         else:
             response = await whole(client, **body)
         (part,) = response["output"][1]["content"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from test_ownership_rules import (
+from support.protocol.sent_messages import (
     FRONTEND,
     ONE,
     OTHER,

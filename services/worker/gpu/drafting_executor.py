@@ -73,9 +73,11 @@ class DraftingGpuExecutor(GpuExecutor):
         self._waited = False
         """Whether the present launch has waited for a step."""
         self._launched_at = self._launching = 0.0
-        """When the last launch was done, and how long it took the host."""
+        """When the last launch was done, and how long the last one without waiting took."""
         self._ended: torch.cuda.Event | None = None
         """Of the last step that is known to be over."""
+        self._looked = 0.0
+        """Seconds that looking for drafts took in the present launch."""
         self._pause = 0.0
         """Seconds between the end of a step that was waited for and the launch of the next; 0: none
         was measured."""
@@ -96,17 +98,23 @@ class DraftingGpuExecutor(GpuExecutor):
         if self.drafting is None:
             super().launch(plan)
             return
-        self._waited, idle = False, self._has_idled()
+        self._waited, self._looked, idle = False, 0.0, self._has_idled()
         if any(flight.drafts is not None for flight in self._flight):
             self._take_those_over(wait=False)  # slots may have more room than was sure
         super().launch(plan)
         flight, self._launched_at = self._flight[-1], time.perf_counter()
-        flight.idle, self._launching = idle, self._launched_at - flight.launched
+        flight.idle = idle
+        if self._looked and self._runs_dry():
+            self.drafting.budget.looked(self._looked)
+            flight.pause = self._looked
         if self._waited:
             flight.pause = self._launched_at - self._last_end
-            self._pause += (_WEIGHT if self._pause else 1.0) * (flight.pause - self._pause)
+            expected = self._expected_pause()
+            self._pause = expected + _WEIGHT * (min(flight.pause, 2 * expected) - expected)
             if flight.drafts is None:
                 self.drafting.wasted(flight.rows, flight.pause)
+        else:
+            self._launching = self._launched_at - flight.launched
 
     def _has_idled(self) -> bool:
         """Whether the device has had nothing to do for longer than a step, and not because the host
@@ -116,6 +124,15 @@ class DraftingGpuExecutor(GpuExecutor):
             return False
         event = self._flight[-1].event if self._flight else None
         return event is None or bool(event.query())  # type: ignore[no-untyped-call]
+
+    def _runs_dry(self) -> bool:
+        """Whether the device has come to the end of what was launched before the last step: else
+        the host has taken nothing from it."""
+        event = self._flight[-2].event if len(self._flight) > 1 else None
+        return event is None or bool(event.query())  # type: ignore[no-untyped-call]
+
+    def _expected_pause(self) -> float:
+        return self._pause or _FIRST_PAUSE * self._launching
 
     def _event(self, timed: bool) -> torch.cuda.Event | None:
         return super()._event(timed or self.drafting is not None)
@@ -169,10 +186,9 @@ class DraftingGpuExecutor(GpuExecutor):
             return []
         began = time.perf_counter()
         self._take_those_over(wait=False)
-        pause = self._pause or _FIRST_PAUSE * self._launching
-        both = self.grammars.forced, self._fitting
+        pause, both = self._expected_pause(), (self.grammars.forced, self._fitting)
         found = drafting.guess(step, self.slots, self._under_way(), pause, *both)
-        budget.looked(time.perf_counter() - began)
+        self._looked = time.perf_counter() - began
         if found is None:
             self._waited = True
             self._take_those_over(wait=True)
@@ -281,9 +297,10 @@ class DraftingGpuExecutor(GpuExecutor):
             self._take_drafted(flight.drafts, flight, step, drafting)
         else:
             self._take(flight, step, drafting)
-            if flight.step % _MEASURED_EVERY and not flight.pause:
+            if not flight.step % _MEASURED_EVERY:
+                drafting.budget.passed((_MEASURED_EVERY - 1) * flight.seconds)
+            elif not flight.pause:
                 return True
-            drafting.budget.passed((_MEASURED_EVERY - 1) * flight.seconds)
         if not flight.idle or drafting.budget.costs.seconds(1) is None:
             seconds = flight.seconds
             if before is not None and flight.event is not None and not flight.idle:

@@ -96,6 +96,11 @@ def mixed_sizes(max_rows: int, layer_operations: int) -> list[int]:
     return [rows for rows in MIXED_ROWS if rows <= most]
 
 
+def drafted_sizes(most: int) -> list[int]:
+    """Rows that steps with drafts are padded to; most: of the largest."""
+    return [*(rows for rows in DRAFTED_ROWS if rows < most), most]
+
+
 def graph_memory(sizes: GraphSizes, layers: int, layer_nodes: int) -> tuple[int, int]:
     """How many graphs are made, and the bytes that they are counted with.
 

@@ -22,7 +22,7 @@ from penstock.kernels.gpu.few_rows_linear import MOST_ROWS
 from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.drafted_rows import DraftedRows
-from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS, SPARE_TILES, GraphSizes
+from penstock.services.worker.gpu.graph_sizes import SPARE_TILES, GraphSizes, drafted_sizes
 from penstock.services.worker.gpu.kernel_choice import short
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 
@@ -160,7 +160,7 @@ class StepGraphs:
 
     def _drafted_sizes(self) -> list[int]:
         most = 0 if self._drafted_rows is None else self._drafted_rows.most_rows
-        return [*(rows for rows in DRAFTED_ROWS if rows < most), most]
+        return drafted_sizes(most)
 
     def make_drafted(self, record: Record) -> None:
         """Record the steps with drafts of every size."""

@@ -64,6 +64,7 @@ class InFlight(msgspec.Struct):
     """Kept where rows may have drafts."""
     drafts: DraftsInFlight | None = None
     pause: float = 0.0
-    """Seconds that the device has idled because its launch waited for the step before it."""
+    """Seconds that the device has idled for drafts: its launch waited for the step before it, or
+    looked for drafts while there was nothing else to do."""
     idle: bool = False
     """Whether the device has idled ahead of it because there was nothing to do."""

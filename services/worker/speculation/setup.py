@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.protocol.config import Config, ConfigError
 from penstock.protocol.model_info import ModelInfo
 from penstock.protocol.wire.messages.engine import EngineSizes
-from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS, drafted_sizes
 from penstock.services.worker.model_weights import make_model
 from penstock.services.worker.models.causal_model import CausalModel
 from penstock.services.worker.models.decoder import Decoder
@@ -129,9 +129,10 @@ def _head(config: Config, info: ModelInfo, model: CausalModel, slots: SlotTable)
 def _budget(sizes: EngineSizes, *, on_gpu: bool) -> DraftBudget:
     if not on_gpu:
         return DraftBudget(sizes.max_num_batched_tokens)
+    most = min(sizes.max_num_seqs, DRAFTED_ROWS[-1])
     return DraftBudget(
-        min(sizes.max_num_seqs, DRAFTED_ROWS[-1]),
-        apart=True,
+        most,
+        ladder=drafted_sizes(most),
         least_gain=GPU_LEAST_GAIN,
         tried_every=GPU_TRIED_EVERY,
     )

@@ -15,10 +15,15 @@ WEIGHT = 0.2
 """Of the newest step in a mean. One that was held up counts as twice the mean at most."""
 ROW_SHARE = 0.05
 """A row's share of a step of one, as long as nothing else was measured."""
+LADDER_ROW_SHARE = 0.01
+"""A row's share of the largest measured step where larger ones are padded to sizes of a ladder, as
+on GPUs: less than most take, since a size that was taken for too dear is never measured, and one
+that was taken for too cheap is known after one step."""
 LEAST_GAIN = 0.03
 """Tokens a second must grow by this share, or no drafts are made."""
 TRIED_EVERY = 64
-"""Of steps whose drafts would not pay, one has the first draft of each row: texts change."""
+"""Once in the time of so many steps one whose drafts would not pay has the first draft of each row:
+texts change."""
 PRIOR, PRIOR_TRIALS = 0.7, 3.0
 """The share of drafts that are accepted before any was tried, and how many trials it counts as."""
 LONG_MATCH, LONG_PRIOR = 9, 0.9
@@ -28,13 +33,14 @@ FORCED_PRIOR = 0.95
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
 HOST_SHARE, HOST_CREDIT = 0.005, 0.005
-"""Looking for drafts may take the host this share of the time of all steps, and what drafts gain;
-of both it may save up so many seconds, with which it begins, or owe as many. The device may idle
-while it looks."""
-BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 1.0, 1.0
+"""Where the device waits for it, looking for drafts may take the host this share of the time of all
+steps, and what drafts gain; of both it may save up so many seconds, with which it begins, or owe as
+many."""
+BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 1.0, 4.0
 """What drafts gain or lose, in steps, is added up, of which a hundredth is forgotten with each step
 that has drafts: so where they keep on losing more than 1 % of a step, the balance comes to
-``-MOST_LOST``, and they rest. Of what they gain no more than ``MOST_SAVED`` may be lost again."""
+``-MOST_LOST``, and they rest. Of what they gain no more than ``MOST_SAVED`` may be lost again: one
+step that others held up is no reason to rest where drafts have paid."""
 MOST_RESTS = 16
 """A rest is twice as long as the one before, if drafts have gained nothing between them, up to so
 many times the first."""
@@ -48,23 +54,35 @@ kernels compute it."""
 class StepCosts:
     """Seconds of steps by their rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, ladder: Sequence[int] = ()) -> None:
+        """ladder: the sizes, ascending, that all steps are padded to; empty: they are not."""
+        self._ladder = ladder
         self._seconds: dict[int, float] = {}
         self._known: list[int] = []
 
+    def size(self, rows: int) -> int:
+        """Steps of one size are not told apart."""
+        if self._ladder:
+            return self._ladder[min(bisect_left(self._ladder, rows), len(self._ladder) - 1)]
+        if rows <= EXACT_ROWS:
+            return rows
+        unit = 1 << max(0, rows.bit_length() - 4)
+        return -(-rows // unit) * unit
+
     def observe(self, rows: int, seconds: float) -> None:
         """A step of decode rows alone took so long."""
-        size = _size(rows)
+        size = self.size(rows)
         mean = self._seconds.get(size)
         if mean is None:
+            expected = self.seconds(rows) if self._ladder else None
             insort(self._known, size)
-            self._seconds[size] = seconds
+            self._seconds[size] = seconds if expected is None else min(seconds, 2 * expected)
         else:
             self._seconds[size] = mean + WEIGHT * (min(seconds, 2 * mean) - mean)
 
     def seconds(self, rows: int) -> float | None:
         """Of a step with so many rows, from the measured sizes around it; ``None`` before any."""
-        known, size = self._known, _size(rows)
+        known, size = self._known, self.size(rows)
         at = bisect_left(known, size)
         if at < len(known) and known[at] == size:
             return self._seconds[size]
@@ -78,18 +96,13 @@ class StepCosts:
             above = known[at]
             share = (size - below) / (above - below)
             return base + share * (self._seconds[above] - base)
+        if self._ladder:
+            return base * (1 + LADDER_ROW_SHARE * (size - below))
         slope = base * ROW_SHARE / (1 + ROW_SHARE * below)
         if at > 1:
             before = known[at - 2]
             slope = max(0.0, (base - self._seconds[before]) / (below - before))
         return base + slope * (rows - below)
-
-
-def _size(rows: int) -> int:
-    if rows <= EXACT_ROWS:
-        return rows
-    unit = 1 << max(0, rows.bit_length() - 4)
-    return -(-rows // unit) * unit
 
 
 class Acceptance:
@@ -135,15 +148,16 @@ class DraftBudget:
         self,
         most_rows: int,
         *,
-        apart: bool = False,
+        ladder: Sequence[int] = (),
         least_gain: float = LEAST_GAIN,
         tried_every: int = TRIED_EVERY,
     ) -> None:
-        """most_rows: decode rows of a step, drafts included, at most; apart: steps with drafts are
-        computed otherwise than those without, so that they are measured apart."""
+        """most_rows: decode rows of a step, drafts included, at most; ladder: steps with drafts are
+        computed otherwise than those without, padded to these sizes, so that they are measured
+        apart; empty: they are computed alike."""
         self.costs = StepCosts()
         """Of steps without drafts."""
-        self.drafted_costs = StepCosts() if apart else self.costs
+        self.drafted_costs = StepCosts(ladder) if ladder else self.costs
         self.pass_costs: StepCosts | None = None
         """Of what makes one more draft of so many rows; ``None``: drafts cost nothing to make."""
         self._most_rows, self._least_gain, self._tried_every = most_rows, least_gain, tried_every
@@ -153,7 +167,8 @@ class DraftBudget:
         self._credit = HOST_CREDIT
         """Seconds that looking for drafts may take the host."""
         self._kinds: dict[tuple[str, int], Acceptance] = {}
-        self._refused = 0
+        self._untried = 0.0
+        """Seconds of steps since drafts that would not pay were tried."""
 
     def share(self, draft: Draft, row: Acceptance) -> float:
         """Of a draft's tokens that are likely to be accepted; row: how its sequence's were."""
@@ -185,8 +200,8 @@ class DraftBudget:
         if self._balance < -MOST_LOST:
             self._balance, self._rests = 0.0, self._rest
             self._rest = min(2 * self._rest, MOST_RESTS * self._tried_every)
-        elif self._balance >= MOST_SAVED:
-            self._balance, self._rest = MOST_SAVED, self._tried_every
+        elif self._balance >= MOST_LOST:
+            self._balance, self._rest = min(self._balance, MOST_SAVED), self._tried_every
 
     def may_look(self, rows: int) -> bool:
         """Whether drafts are looked for: steps of so many rows have room for some, they do not
@@ -198,11 +213,12 @@ class DraftBudget:
         return has_room and self._credit > 0
 
     def looked(self, seconds: float) -> None:
-        """Looking for drafts has taken the host so long."""
+        """Looking for drafts has taken the host so long, and the device had nothing to do."""
         self._earn(-seconds)
 
     def passed(self, seconds: float) -> None:
         """A step has taken so long, whatever was in it."""
+        self._untried += seconds
         self._earn(HOST_SHARE * seconds)
 
     def _earn(self, seconds: float) -> None:
@@ -228,10 +244,10 @@ class DraftBudget:
                 return None
         if rate > least:
             return chosen
-        self._refused += 1
-        if self._refused < self._tried_every or rows + len(candidates) > self._most_rows:
+        too_soon = self._untried < self._tried_every * alone
+        if too_soon or rows + len(candidates) > self._most_rows:
             return nothing
-        self._refused = 0
+        self._untried = 0.0
         return [1] * len(candidates)
 
     def _best(
@@ -248,10 +264,13 @@ class DraftBudget:
         chances.sort(key=lambda one: -one[0])
         expected, best, count = float(rows), 0.0, 0
         places, making = [0] * len(candidates), self._making(rows, candidates)
+        size, seconds = -1, 0.0
         for number, (chance, at) in enumerate(chances[: max(0, self._most_rows - rows)], 1):
             expected += chance
             places[at] += 1
-            seconds = self._drafted_seconds(rows + number, alone) + pause
+            padded = self.drafted_costs.size(rows + number)
+            if padded != size:
+                size, seconds = padded, self._drafted_seconds(padded, alone) + pause
             rate = expected / (seconds + (making * (1 + max(places)) if making else 0.0))
             if rate > best:
                 best, count = rate, number

@@ -19,7 +19,7 @@ from penstock.protocol.config.fields import (
 from penstock.protocol.config.process_fields import ClusterConfig
 from penstock.protocol.wire.messages.engine import EngineSizes
 from penstock.protocol.wire.messages.steps import NewSlot, StepPlan
-from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS
+from penstock.services.worker.gpu.graph_sizes import DRAFTED_ROWS, drafted_sizes
 from penstock.services.worker.planned_step import PlannedStep
 from penstock.services.worker.slots import SlotTable
 from penstock.services.worker.speculation.drafting import Drafting
@@ -81,8 +81,40 @@ def test_what_it_takes_to_make_drafts_decides_on_their_number(seconds: float, dr
 def test_drafts_that_do_not_pay_are_tried_again_now_and_then() -> None:
     budget = budget_of({1: 1.0, 7: 7.0})
     rows = [Candidate(0, DRAFT, 0.1, 6)]
-    counts = [(budget.choose(1, rows) or [0])[0] for _ in range(3 * TRIED_EVERY)]
+    counts = []
+    for _ in range(3 * TRIED_EVERY):
+        budget.passed(1.0)
+        counts.append((budget.choose(1, rows) or [0])[0])
     assert sum(counts) == 3 and max(counts) == 1
+    budget.passed(TRIED_EVERY)
+    assert budget.choose(1, rows) == [1], "it counts how long it was, not how often it was looked"
+
+
+def test_a_larger_size_of_a_ladder_is_tried_before_it_is_taken_for_too_dear() -> None:
+    budget = DraftBudget(128, ladder=drafted_sizes(128))
+    budget.costs.observe(8, 0.7)
+    for _ in range(20):  # of single rows with drafts: the last two sizes differ by chance
+        budget.drafted_costs.observe(8, 1.0)
+        budget.drafted_costs.observe(11, 1.25)
+    rows = [Candidate(row, Draft([1] * 10, OWN, 20), 0.9, 10, 2) for row in range(8)]
+    chosen = sum(budget.choose(8, rows) or [])
+    assert chosen > 16
+    tried = 8 + chosen
+    budget.drafted_costs.observe(tried, 70.0)
+    assert budget.drafted_costs.seconds(tried) < 10, "the first may have been held up by others"
+    for _ in range(20):
+        budget.drafted_costs.observe(tried, 9.0)
+    assert sum(budget.choose(8, rows) or []) <= 8, "it is as dear as that"
+
+
+def test_steps_that_are_padded_to_one_size_are_one_measure() -> None:
+    costs = StepCosts(drafted_sizes(40))
+    assert [costs.size(rows) for rows in (1, 4, 5, 17, 24, 33, 40)] == [4, 4, 8, 24, 24, 40, 40]
+    costs.observe(9, 1.0)
+    assert costs.seconds(16) == costs.seconds(3) == 1.0
+    assert 1.0 < costs.seconds(17) == costs.seconds(24) < 1.2
+    costs.observe(33, 2.0)
+    assert costs.seconds(24) == pytest.approx(1 + (24 - 16) / (40 - 16))
 
 
 class Known(NgramProposer):
@@ -215,9 +247,10 @@ def test_a_step_on_a_gpu_with_drafts_has_no_more_rows_than_its_graphs() -> None:
 
 
 def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them() -> None:
-    budget = DraftBudget(64, apart=True)
+    budget = DraftBudget(64, ladder=drafted_sizes(64))
     budget.costs.observe(1, 1.0)
-    budget.drafted_costs.observe(1, 1.5)
+    budget.drafted_costs.observe(1, 1.7)
+    budget.drafted_costs.observe(7, 1.9)
     for share, known, unknown in ((0.9, True, True), (0.6, True, False), (0.2, False, False)):
         found = Candidate(0, DRAFT, share, 6)
         assert any(budget.choose(1, [found]) or []) == known
@@ -225,7 +258,7 @@ def test_drafts_behind_a_token_under_way_are_as_likely_as_that_token_makes_them(
 
 
 def test_tokens_under_way_are_waited_for_where_the_pause_costs_less_than_their_chance() -> None:
-    budget = DraftBudget(64, apart=True)
+    budget = DraftBudget(64, ladder=drafted_sizes(64))
     for one in (budget.costs, budget.drafted_costs):
         one.observe(1, 1.0)
     deep = [Candidate(0, DRAFT, 0.8, 6, 4)]
@@ -238,7 +271,7 @@ def test_tokens_under_way_are_waited_for_where_the_pause_costs_less_than_their_c
 
 
 def test_drafts_that_keep_on_losing_rest_whatever_is_expected_of_them() -> None:
-    budget = DraftBudget(64, apart=True, tried_every=5)
+    budget = DraftBudget(64, ladder=drafted_sizes(64), tried_every=5)
     for one in (budget.costs, budget.drafted_costs):
         one.observe(1, 1.0)
     rows = [Candidate(0, DRAFT, 0.9, 6)]
@@ -263,7 +296,7 @@ def rests_of(budget: DraftBudget) -> int:
 
 
 def test_a_rest_behind_which_drafts_lose_again_is_twice_as_long() -> None:
-    budget = DraftBudget(64, apart=True, tried_every=5)
+    budget = DraftBudget(64, ladder=drafted_sizes(64), tried_every=5)
     budget.costs.observe(1, 1.0)
     for rest in (5, 10, 20, 40, 80, 80):
         budget.learn(1, -2.5)
@@ -277,7 +310,7 @@ def test_a_rest_behind_which_drafts_lose_again_is_twice_as_long() -> None:
 
 def test_drafts_that_always_lose_more_than_a_hundredth_of_a_step_rest_sooner_or_later() -> None:
     for loss, rests in ((0.015, True), (0.008, False)):
-        budget = DraftBudget(64, apart=True)
+        budget = DraftBudget(64, ladder=drafted_sizes(64))
         budget.costs.observe(1, 1.0)
         for _ in range(300):
             budget.learn(1, -loss)
@@ -285,7 +318,7 @@ def test_drafts_that_always_lose_more_than_a_hundredth_of_a_step_rest_sooner_or_
 
 
 def test_looking_takes_the_host_a_two_hundredth_of_all_steps_and_what_drafts_gain() -> None:
-    budget = DraftBudget(64, apart=True)
+    budget = DraftBudget(64, ladder=drafted_sizes(64))
     assert not budget.may_look(1), "no step was measured"
     budget.costs.observe(1, 1e-3)
     assert not budget.may_look(64), "no row is left for drafts"
@@ -308,7 +341,9 @@ def seconds_and_tokens(cost: float, pause: float, accepted: float, steps: int) -
     drafts; pause: what it takes to wait for a token; accepted: share of the tokens that are what
     was drafted. A draft is found in every step."""
     chance, row = random.Random(7), Acceptance()
-    budget = DraftBudget(64, apart=True, least_gain=GPU_LEAST_GAIN, tried_every=GPU_TRIED_EVERY)
+    budget = DraftBudget(
+        64, ladder=drafted_sizes(64), least_gain=GPU_LEAST_GAIN, tried_every=GPU_TRIED_EVERY
+    )
     budget.costs.observe(1, 1.0)
     seconds, tokens = 0.0, 0
     for _ in range(steps):

@@ -20,6 +20,7 @@ from penstock.services.worker.gpu.drafting_executor import DraftingGpuExecutor
 from penstock.services.worker.model_weights import load_model
 from penstock.services.worker.models.dense import DenseConfig, dense_config
 from penstock.services.worker.models.dense_form import dense_model
+from penstock.services.worker.speculation.drafting import Drafting
 from penstock.services.worker.speculation.setup import make_drafting
 
 TOKENS, ROUNDS, SEQUENCES = 300, 6, 32
@@ -29,6 +30,15 @@ PACES = {
     "0.6B": Pace(device=750e-6, host=100e-6, depth=3),
     "8B": Pace(device=6.5e-3, host=100e-6, depth=2),
 }
+UNEVEN = {
+    name: pace._replace(noise=0.05, drafted=drafted, host_drafted=host_drafted)
+    for name, pace, drafted, host_drafted in (
+        ("0.6B", PACES["0.6B"], 1.5, 300e-6),
+        ("0.6B, whose steps with drafts wait for the host", PACES["0.6B"], 1.15, 900e-6),
+        ("8B", PACES["8B"], 1.05, 300e-6),
+    )
+}
+"""Devices that take longer for one step than for another."""
 
 
 def text_of(seed: int, repeated: float, period: int = 60) -> Text:
@@ -57,19 +67,22 @@ def executor_of(folder: Path) -> DraftingGpuExecutor:
     return made
 
 
+def suffix_drafting(executor: DraftingGpuExecutor) -> Drafting:
+    config = Config(
+        speculation=SpeculationConfig(speculative="suffix"), device=DeviceConfig(device="cuda")
+    )
+    drafting = make_drafting(config, executor.capacity, generates=True)
+    assert drafting is not None
+    return drafting
+
+
 def seconds(folder: Path, pace: Pace, batch: int, repeated: float, drafts: bool) -> float:
     """Of all rounds behind the first one, each with other texts."""
     with pytest.MonkeyPatch.context() as patch:
         executor = executor_of(folder)
         device = PacedDevice(executor, pace, patch)
         if drafts:
-            config = Config(
-                speculation=SpeculationConfig(speculative="suffix"),
-                device=DeviceConfig(device="cuda"),
-            )
-            drafting = make_drafting(config, executor.capacity, generates=True)
-            assert drafting is not None
-            device.speculate(drafting, patch)
+            device.speculate(suffix_drafting(executor), patch)
         total = 0.0
         for number in range(ROUNDS):
             device.text = text_of(number, repeated)
@@ -104,3 +117,37 @@ def test_drafts_lose_no_more_than_a_fiftieth_whatever_the_text(
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_text_that_repeats_itself_comes_twice_as_fast(name: str, batch: int, gain: Gain) -> None:
     assert gain(name, batch, 1.0) > 2
+
+
+def rounds_of(folder: Path, pace: Pace, batches: list[int], drafts: bool) -> list[float]:
+    """Seconds of rounds one after the other, of which all with as many texts have the same ones,
+    and whose answers are remembered."""
+    with pytest.MonkeyPatch.context() as patch:
+        executor = executor_of(folder)
+        device = PacedDevice(executor, pace, patch)
+        if drafts:
+            drafting = suffix_drafting(executor)
+            device.speculate(drafting, patch)
+            forget = drafting._proposer.forget
+            patch.setattr(
+                drafting._proposer, "clear", lambda: [forget(slot) for slot in range(SEQUENCES)]
+            )
+        took = []
+        for number, batch in enumerate(batches):
+            device.text = text_of(batch, 0.0)
+            took.append(device.run(batch, TOKENS, number + 1, b"one"))
+        return took
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_answers_given_before_come_faster_eight_at_once_as_one_at_a_time(
+    name: str, tiny_folder: Callable[[str], Path]
+) -> None:
+    batches = [1] * 4 + [8] * 4
+    plain, drafted = (
+        rounds_of(tiny_folder("qwen3"), UNEVEN[name], batches, one) for one in (False, True)
+    )
+    gains = [without / each for without, each in zip(plain, drafted, strict=True)]
+    assert min(gains[1:4]) > 3, "one at a time"
+    assert gains[4] > 0.96, "new ones, on a device whose steps differ"
+    assert min(gains[5:]) > 1.5

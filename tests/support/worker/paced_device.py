@@ -6,6 +6,7 @@ those of given texts, and a clock stands still but for what is said to take time
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -56,6 +57,9 @@ class Pace(NamedTuple):
     """What its launch takes longer."""
     look: float = 10e-6
     """What looking for a row's drafts takes the host."""
+    noise: float = 0.0
+    """Standard deviation of the device's times, as a share; of a hundred steps with noise one is
+    held up for three steps more."""
 
 
 class Clock:
@@ -93,6 +97,7 @@ class PacedDevice:
         self.clock, self._pace, self._executor = Clock(), pace, executor_
         self.text: Text = lambda slot, position: 0
         self._busy_until, self._drafts = 0.0, 0
+        self._chance = random.Random(1)
         for module in (executor, drafting_executor):
             patch.setattr(module, "time", self.clock)
         patch.setattr(batch_state, "scatter", _scatter)
@@ -122,6 +127,9 @@ class PacedDevice:
         pace, drafts, self._drafts = self._pace, self._drafts, 0
         self.clock.now += pace.host + (pace.host_drafted if drafts else 0.0)
         took = pace.device * (pace.drafted if drafts else 1.0) + pace.row * drafts
+        if pace.noise:
+            held_up = 3.0 if self._chance.random() < 0.01 else 0.0
+            took *= max(0.1, 1 + held_up + self._chance.gauss(0.0, pace.noise))
         self._busy_until = max(self.clock.now, self._busy_until) + took
         return PacedEvent(self.clock, self._busy_until)
 
@@ -175,8 +183,9 @@ class PacedDevice:
             outputs[slot] += count
             outcome.counts[number] = 1 + count
 
-    def run(self, batch: int, tokens: int, epoch: int) -> float:
-        """Seconds that so many tokens take, of each of ``batch`` texts."""
+    def run(self, batch: int, tokens: int, epoch: int, corpus: bytes = b"") -> float:
+        """Seconds that so many tokens take, of each of ``batch`` texts. corpus: whose they are; by
+        default each run's own."""
         self._executor.reset()
         size = self._executor.capacity.block_size
         blocks = -(-(PROMPT + tokens) // size)
@@ -185,8 +194,8 @@ class PacedDevice:
             prompt = np.array([self.text(slot, at) for at in range(PROMPT)], "<i4").tobytes()
             held = list(range(slot * blocks, (slot + 1) * blocks))
             most, asked = PROMPT + tokens, SlotSampling(0.6, 0, 1.0, slot).packed()
-            corpus = b"%d" % epoch
-            added.append(NewSlot(slot, prompt, PROMPT, 0, held, asked, most=most, corpus=corpus))
+            whose = corpus or b"%d" % epoch
+            added.append(NewSlot(slot, prompt, PROMPT, 0, held, asked, most=most, corpus=whose))
             chunks.append(Chunk(slot, 0, PROMPT, True, []))
         began, got, step = self.clock.now, np.zeros(batch, np.int64), 1
         self._executor.launch(StepPlan(epoch, 1, True, [], added, [], chunks))

@@ -30,10 +30,14 @@ class Pauses:
         """There is an executor from now on."""
         self._idle_since = self._paused_since = now
 
-    def tidy(self, executor: Executor | None, due: int, now: float) -> None:
+    def tidy(self, executor: Executor | None, due: int, now: float, *, copying: bool) -> None:
         """Once in each pause, prepare for what comes seldom, and give back what steps have left
-        behind: batches of all sizes cut the heap up, and it would stay as large as it ever was."""
-        if due != self._tidied_at:
+        behind: batches of all sizes cut the heap up, and it would stay as large as it ever was.
+
+        ``copying``: KV blocks are copied, which is no pause: some of this holds the interpreter up
+        for a second, and with it the threads that copy.
+        """
+        if due != self._tidied_at or (copying and self._idle_since):
             self._tidied_at, self._idle_since, self._paused_since = due, now, now
         elif self._idle_since and now - self._idle_since > IDLE_SECONDS:
             self._idle_since = 0.0

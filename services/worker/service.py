@@ -373,7 +373,8 @@ class WorkerService(LoopService):
         for refusal in self._attachment.complaints():
             self.log.error(refusal)
         if not self._attachment.is_meeting:
-            self._pauses.tidy(self.executor, self._expected, now)
+            copying = self._copies is not None and self._copies.active
+            self._pauses.tidy(self.executor, self._expected, now, copying=copying)
             self._pauses.improve(self.executor, self._expected, now)
 
 

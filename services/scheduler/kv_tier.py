@@ -11,6 +11,8 @@ import itertools
 
 from penstock.protocol.wire.codec import Message
 from penstock.protocol.wire.messages.kv_tier import (
+    STORES_AT_A_TIME,
+    URGENT_STORES,
     KVCopied,
     KVCopies,
     KVForget,
@@ -44,7 +46,8 @@ PIECE_BYTES = 2 * 1024 * 1024
 """Copied between two steps at most (one block where it is larger), of what is not urgent:
 9 ms, where 16 MiB were measured to take 70."""
 URGENT_PIECES = 4
-"""At most so many are copied ahead of one step that overwrites them; the rest is missed."""
+"""At most so many are copied ahead of one step that overwrites them; the rest is missed. Where
+copies run beside steps, it is ``URGENT_STORES``, also of several steps together."""
 LOST_TICKS = 240
 """A copy that is not answered for so many ticks, a minute, is lost."""
 AHEAD = 0
@@ -88,7 +91,7 @@ class KVTier:
         self._untold: set[bytes] = set()
         """What is stored, while the keeper has not told everybody; only with ``AHEAD``."""
         self._numbers = itertools.count(1)
-        self._epoch = self._lent = self._piece = self._store_piece = 0
+        self._epoch = self._lent = self._piece = self._store_piece = self._at_a_time = 0
         self._breaker = CircuitBreaker()
         """Of loads."""
 
@@ -105,7 +108,9 @@ class KVTier:
         self._stores = StoreQueue(kv.blocks, self._in_flight, self._store_after)
         self._stores.known = self._known
         self._stores.room = len(self._stock)
-        self._stores.most_urgent = self._piece * (1 if self.piece_bytes else URGENT_PIECES)
+        self._at_a_time = STORES_AT_A_TIME if self.piece_bytes else 1
+        most = URGENT_STORES if self.piece_bytes else URGENT_PIECES
+        self._stores.most_urgent = most * self._piece
         if self.is_open:
             self._stores.follow()
         self._loads = Loads(kv, self._waiting, self._numbers)
@@ -124,6 +129,7 @@ class KVTier:
         self._untold.clear()
         self._stock.clear()
         self._storing.clear()
+        self._count_urgent()
         self._stores.stop()
         self._end_loads()
         self._breaker.reset()
@@ -150,6 +156,7 @@ class KVTier:
             unused = list(lost.slots.values())
             self.to_keeper.append(TierStored(b"", [], unused, self._reply_to))
         if numbers:
+            self._count_urgent()
             self._loads.stored()
 
     def _end_loads(self) -> None:
@@ -177,7 +184,7 @@ class KVTier:
                 self._got(message, now)
             case KVCopied() if message.epoch == self._epoch:
                 if message.number in self._storing:
-                    self._stored(message)
+                    self._stored(message, now)
                 elif (load := self._loads.find(message.number)) is not None:
                     self._copied(load, message, now)
 
@@ -196,24 +203,38 @@ class KVTier:
     # --- stores
 
     def after_step(self) -> None:
-        """Copy the next of what is wanted there, unless copies are under way."""
-        if self._storing or not len(self._stores) or not self._stock:
-            return
-        if found := self._stores.take(min(self._store_piece, len(self._stock))):
+        """Copy the next of what is wanted there, unless as much is under way as may be."""
+        stores = self._stores
+        while len(stores) and self._stock and self._under_way < self._at_a_time:
+            found = self._stores.take(min(self._store_piece, len(self._stock)))
+            if not found:
+                return
             self._store(found)
 
     def before_plan(self) -> None:
         """Blocks were taken, by a plan or for a load: what they overwrite is copied first."""
         if self._stores.urgent and (urgent := self._stores.take_urgent()):
-            self._store(urgent)
+            self._store(urgent, urgent=True)
+            self._count_urgent()
 
-    def _store(self, found: list[tuple[bytes, int]]) -> None:
+    @property
+    def _under_way(self) -> int:
+        """Stores that there is time for."""
+        return sum(not one.urgent for one in self._storing.values())
+
+    def _count_urgent(self) -> None:
+        """Where copies run beside steps, those ahead of several steps share the room."""
+        if self.piece_bytes:
+            urgent = [one.count for one in self._storing.values() if one.urgent]
+            self._stores.urgent_under_way = sum(urgent)
+
+    def _store(self, found: list[tuple[bytes, int]], *, urgent: bool = False) -> None:
         names = [name for name, _ in found]
         slots = [self._stock.pop() for _ in found]
         self._stores.room = len(self._stock)
         self._known.update(names)
         number = next(self._numbers)
-        self._storing[number] = Storing(dict(zip(names, slots, strict=True)))
+        self._storing[number] = Storing(dict(zip(names, slots, strict=True)), len(names), urgent)
         blocks = [block for _, block in found]
         self._copy(number, names, blocks, slots, store=True)
 
@@ -227,7 +248,7 @@ class KVTier:
             )
         )
 
-    def _stored(self, message: KVCopied) -> None:
+    def _stored(self, message: KVCopied, now: float) -> None:
         storing = self._storing.pop(message.number)
         done, names = message.done, list(storing.slots)
         self._known.difference_update(names[done:])
@@ -235,12 +256,15 @@ class KVTier:
         slots = [storing.slots.pop(name) for name in good]
         unused = list(storing.slots.values())
         self.counters.stored += len(good)
+        self._stores.missed += len(names) - done
         self.to_keeper.append(TierStored(joined(good), slots, unused, self._reply_to))
         self._loads.stored()
         if not self._store_after:
             self._untold.update(good)
         if done:
-            self.rates.stored(done, message.seconds)
+            self.rates.stored(done, message.seconds, now)
+        if storing.urgent:
+            self._count_urgent()
         self.after_step()
 
     def is_due(self, name: bytes) -> bool:

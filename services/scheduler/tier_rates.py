@@ -21,8 +21,8 @@ class TierRates:
         self._prefill = prefill
         self.slot_bytes = self.block_size = 1
         self.store = self.load = 0.0
-        self._loaded_at = 0.0
-        """When a load was over last."""
+        self._loaded_at = self._stored_at = 0.0
+        """When a load, and a store, was over last."""
 
     def forget(self) -> None:
         """Blocks are others from now on."""
@@ -49,8 +49,9 @@ class TierRates:
         wait = max(LEAST_WAIT_SECONDS, SLOWER_WAIT * saved) if saved else MOST_WAIT_SECONDS
         return min(wait, MOST_WAIT_SECONDS)
 
-    def stored(self, blocks: int, seconds: float) -> None:
-        """So many blocks were stored."""
+    def stored(self, blocks: int, seconds: float, now: float) -> None:
+        """So many blocks were stored. Stores that are under way at a time share the way, too."""
+        seconds, self._stored_at = min(seconds, now - self._stored_at), now
         self.store = _mean(self.store, seconds / (blocks * self.slot_bytes))
 
     def loaded(self, blocks: int, began: float, now: float, piece: int) -> None:

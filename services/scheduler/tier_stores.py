@@ -36,6 +36,10 @@ class Storing:
 
     slots: dict[bytes, int]
     """By their names, in order."""
+    count: int
+    """Of them when the copies began."""
+    urgent: bool
+    """They are about to be overwritten."""
     ticks: int = 0
     """Since the worker was told."""
     bad: set[bytes] = field(default_factory=set)
@@ -59,9 +63,10 @@ class StoreQueue:
         self.room = 0
         """How many more can be copied now."""
         self.most_urgent = 0
-        """How many may be copied ahead of one step."""
+        """How many may be copied ahead of a step, with those that still are."""
+        self.urgent_under_way = 0
         self.missed = 0
-        """Wanted blocks that were overwritten because there was no room."""
+        """Wanted blocks that were not copied because there was no room."""
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -95,7 +100,7 @@ class StoreQueue:
         del self._wanted[name]
         if self._blocks.completed_by(block) > self._answered:
             return
-        if len(self.urgent) < min(self.room, self.most_urgent):
+        if len(self.urgent) < min(self.room, self.most_urgent - self.urgent_under_way):
             self.urgent.append((name, block))
         else:
             self.missed += 1

@@ -14,7 +14,7 @@ MOST_MICRO_BATCHES = 8
 """Of a pipeline on GPUs, which holds as many steps at a time; more stages take turns."""
 EXTRA_BLOCKS = 2
 """Blocks of KV memory beside those of sequences; see ``ModelExecutor``."""
-TIER_STAGING_BYTES = 64 << 20
+TIER_STAGING_BYTES = 192 << 20
 """Of a GPU, and as much of the host, for copies of KV blocks to what keeps them outside of it."""
 OUTSIDE_BYTES = 3 << 28
 """What CUDA's context and the loaded kernels take of a GPU, as a plan counts them."""

@@ -13,6 +13,11 @@ import msgspec
 KEY_BYTES = 16
 """A key is the name of a block in the scheduler's hash chain."""
 
+STORES_AT_A_TIME, URGENT_STORES = 4, 2
+"""A worker whose copies run beside steps has room for so many ``KVCopies`` that store, of
+``Attached.kv_piece_bytes`` each: so many of what there is time for, and of what the next step
+overwrites."""
+
 
 class TierOpen(msgspec.Struct, frozen=True, array_like=True, tag=60, gc=False):
     """Scheduler → keeper: an engine with such blocks wants to keep them."""

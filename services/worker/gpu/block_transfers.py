@@ -1,19 +1,19 @@
 """Copies of KV blocks between a device's memory and the keeper's, beside the steps.
 
     store   blocks ──► device staging ──► host staging ──► header and checksum ──► the keeper's slot
-            a stream of its own, beside the steps           a thread
-            that are under way
+            a stream        another one                     a thread
+            beside the steps that are under way
     load    the keeper's slot ──► host staging ──► checked ──► blocks
             a thread, once the steps are over that were launched before       a stream of its own
 
 The thread of the steps only puts copies on streams, and looks whether something is over. What is
 stored was completed by a step that is answered, and no step that is launched writes there: so it
-waits for none of them, and the next one waits until it has left KV memory. Blocks that are
-loaded are nobody's until the scheduler hears that they are there, but steps that are under way may
-still use what they held before: a load begins when these are over, and waits beside the stream, not
-on it, where it would hold up all loads that came before. If the scheduler does not want the
-blocks any more (``forget``), what is on the stream already is over before the steps that are
-launched next.
+waits for none of them, and the next one waits until it has left KV memory, not until it is in the
+host's. Blocks that are loaded are nobody's until the scheduler hears that they are there, but steps
+that are under way may still use what they held before: a load begins when these are over, and waits
+beside the stream, not on it, where it would hold up all loads that came before. If the scheduler
+does not want the blocks any more (``forget``), what is on the stream already is over before the
+steps that are launched next.
 
 Of loads that are under way at a time that one goes first of which least is left: whoever waits for
 it runs sooner, and all together wait least.
@@ -32,7 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +40,14 @@ import torch
 from torch import Tensor
 
 from penstock.protocol.kv_slots import HEADER_BYTES, holds, seal, slot_bytes
-from penstock.protocol.wire.messages.kv_tier import KVCopied, KVCopies, KVForget, split
+from penstock.protocol.wire.messages.kv_tier import (
+    STORES_AT_A_TIME,
+    URGENT_STORES,
+    KVCopied,
+    KVCopies,
+    KVForget,
+    split,
+)
 from penstock.services.worker.direct_copy import DirectCopies
 from penstock.services.worker.kv_copies import KeeperMemory, check_numbers
 from penstock.services.worker.memory import TIER_STAGING_BYTES
@@ -49,9 +56,10 @@ MOST_THREADS = 8
 """Many more wait for the interpreter's lock."""
 GROUP_BYTES = 4 << 20
 """Stored by one thread at a time, or one block where it is larger."""
-LOAD_BYTES = 16 << 20
+LOAD_BYTES = 8 << 20
 """The same of loads: of a small group the interpreter's part takes longer than the copies."""
-
+LANDINGS = 2
+"""Of a thread: it fills one while the other one is copied to the device."""
 MOST_PIECE_BLOCKS = 32
 """Blocks of a message that stores. Each is a copy of its own, some 5 us of the thread that launches
 steps, and small blocks are soon copied."""
@@ -149,6 +157,14 @@ class _Group(NamedTuple):
     staging: _Staging | None = None
 
 
+class _Raised(NamedTuple):
+    """A group that is loaded, whose copies to the device are under way."""
+
+    group: _Group
+    brought: _Mark | DirectCopies | None
+    """``None``: nothing is copied."""
+
+
 class BlockTransfers:
     """See the module. All but what threads do is called from the thread of the steps."""
 
@@ -166,10 +182,11 @@ class BlockTransfers:
         """Blocks of a group that is stored, and …"""
         self._load_rows = max(1, LOAD_BYTES // self.slot_bytes)
         """… of one that is loaded."""
-        groups = max(2, TIER_STAGING_BYTES // (self._rows * self.slot_bytes))
+        pieces = STORES_AT_A_TIME + URGENT_STORES
+        groups = max(pieces, TIER_STAGING_BYTES // (self._rows * self.slot_bytes))
         self._stores = deque(self._staging() for _ in range(groups))
-        self.piece_bytes = min(groups // 2 * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
-        self._down, self._up = self._stream(), self._stream()
+        self.piece_bytes = min(groups // pieces * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
+        self._gather, self._down, self._up = (self._stream(priority) for priority in (-1, 0, 0))
         self._tasks: PriorityQueue[tuple[int, int, _Group]] = PriorityQueue()
         """By what is left of their loads; stores go first."""
         self._order = itertools.count()
@@ -179,7 +196,7 @@ class BlockTransfers:
         """Groups that are over: of what, the staging that comes back, whether it was the last."""
         self._under_way: dict[int, _Transfer] = {}
         for _ in range(self._threads):
-            own = self._landing()
+            own = [self._landing() for _ in range(LANDINGS)]
             threading.Thread(target=self._run, args=(own,), name="kv blocks", daemon=True).start()
 
     def _staging(self) -> _Staging:
@@ -197,8 +214,10 @@ class BlockTransfers:
             direct = DirectCopies(self._up.cuda_stream)
         return _Landing([memoryview(row) for row in host.numpy()], contents, direct)
 
-    def _stream(self) -> torch.cuda.Stream | None:
-        return torch.cuda.Stream(self._device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+    def _stream(self, priority: int) -> torch.cuda.Stream | None:
+        if not self._on_gpu:
+            return None
+        return torch.cuda.Stream(self._device, priority=priority)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def _on(self, stream: torch.cuda.Stream | None, after: _Mark | None) -> Iterator[_Mark]:
@@ -246,23 +265,21 @@ class BlockTransfers:
             return False
         transfer = self._begin(message, slots, len(starts))
         transfer.done = min(len(slots), len(starts) * self._rows)
-        for start in starts:
-            staging = self._stores.popleft()
-            fetched = self._fetch(message.blocks[start : start + self._rows], staging)
+        groups = [(start, self._stores.popleft()) for start in starts]
+        blocks = iter(message.blocks)
+        with self._on(self._gather, None) as gathered:
+            for _, staging in groups:
+                for row, block in zip(staging.device, blocks, strict=False):
+                    row[HEADER_BYTES : HEADER_BYTES + self._block_bytes].copy_(
+                        self._blocks[block], non_blocking=True
+                    )
+        gathered.precede()  # what the next step may overwrite
+        for start, staging in groups:
+            count = min(self._rows, len(slots) - start)
+            with self._on(self._down, gathered) as fetched:
+                staging.host[:count].copy_(staging.device[:count], non_blocking=True)
             self._give(_Group(transfer, start, fetched, staging))
         return True
-
-    def _fetch(self, blocks: list[int], staging: _Staging) -> _Mark:
-        with self._on(self._down, None) as gathered:
-            for row, block in zip(staging.device, blocks, strict=False):
-                row[HEADER_BYTES : HEADER_BYTES + self._block_bytes].copy_(
-                    self._blocks[block], non_blocking=True
-                )
-        gathered.precede()  # what the next step may overwrite
-        count = len(blocks)
-        with self._on(self._down, None) as fetched:
-            staging.host[:count].copy_(staging.device[:count], non_blocking=True)
-        return fetched
 
     def _load(self, message: KVCopies, slots: list[memoryview]) -> bool:
         starts = range(0, len(slots), self._load_rows)
@@ -322,16 +339,27 @@ class BlockTransfers:
 
     # --- other threads
 
-    def _run(self, own: _Landing) -> None:
+    def _run(self, landings: list[_Landing]) -> None:
+        turns = itertools.cycle(landings)
+        before: _Raised | None = None
         while True:
-            _, _, group = self._tasks.get()
-            if group.staging is not None:
+            group = self._next_task(wait=before is None)
+            raised = None
+            if group is not None and group.staging is None:
+                raised = self._bring(group, next(turns))
+                following = group.start + self._threads * self._load_rows
+                if following < len(group.transfer.places):
+                    self._give(group._replace(start=following))
+            self._landed(before)
+            before = raised
+            if group is not None and group.staging is not None:
                 self._put_away(group, group.staging)
-                continue
-            self._bring(group, own)
-            following = group.start + self._threads * self._load_rows
-            if following < len(group.transfer.places):
-                self._give(group._replace(start=following))
+
+    def _next_task(self, *, wait: bool) -> _Group | None:
+        try:
+            return self._tasks.get(block=wait)[2]
+        except Empty:
+            return None
 
     def _put_away(self, group: _Group, staging: _Staging) -> None:
         """From host staging into the keeper's slots."""
@@ -348,10 +376,11 @@ class BlockTransfers:
             transfer.stopped_at(at, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, staging, transfer.over()))
 
-    def _bring(self, group: _Group, own: _Landing) -> None:
+    def _bring(self, group: _Group, own: _Landing) -> _Raised:
         """From the keeper's slots into blocks, up to one that is not what was stored."""
         transfer, at = group.transfer, group.start
         places = transfer.places[at : at + self._load_rows]
+        brought = None
         try:
             for row, place in zip(own.rows, places, strict=False):
                 if transfer.forgotten or at >= transfer.done:
@@ -361,10 +390,21 @@ class BlockTransfers:
                     transfer.stopped_at(at, corrupted=True)
                     break
                 at += 1
-            if (brought := self._raise(group, at, own)) is not None:
-                brought.wait()
+            brought = self._raise(group, at, own)
         except Exception as error:
             transfer.stopped_at(group.start, failure=f"{type(error).__name__}: {error}")
+        return _Raised(group, brought)
+
+    def _landed(self, raised: _Raised | None) -> None:
+        """Wait until a group is in its blocks: what it was copied from is free again."""
+        if raised is None:
+            return
+        transfer = raised.group.transfer
+        try:
+            if raised.brought is not None:
+                raised.brought.wait()
+        except Exception as error:
+            transfer.stopped_at(raised.group.start, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, None, transfer.over()))
 
     def _raise(self, group: _Group, end: int, own: _Landing) -> _Mark | DirectCopies | None:

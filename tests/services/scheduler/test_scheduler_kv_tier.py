@@ -9,7 +9,11 @@ from support.scheduler.kept_engine import Keeper, KeptEngine
 from support.scheduler.scheduler_harness import prompt, small
 
 from penstock.protocol.wire.messages.cache_hints import RetainedSpan
-from penstock.protocol.wire.messages.kv_tier import TierKeys
+from penstock.protocol.wire.messages.kv_tier import (
+    STORES_AT_A_TIME,
+    URGENT_STORES,
+    TierKeys,
+)
 from penstock.services.scheduler.cache_shares import CacheShares
 from penstock.services.scheduler.circuit_breaker import MOST_FAILURES, PAUSE_SECONDS
 from penstock.services.scheduler.limits import Limits
@@ -18,6 +22,8 @@ from penstock.services.scheduler.tier_rates import LEAST_WAIT_SECONDS
 LIMITS = small(num_blocks=12, max_model_len=44)
 """Room for one prompt of 40 tokens."""
 TICK = 0.25
+BLOCK_BYTES = 64
+"""Of a slot."""
 
 
 def ask_in_turn(engine: KeptEngine, rounds: int, first_id: int = 1, **more: str) -> None:
@@ -325,6 +331,44 @@ def test_few_blocks_are_copied_ahead_of_one_step(monkeypatch: pytest.MonkeyPatch
     engine.run()
     stored = [copies for copies in engine.copies if copies.store]
     assert {len(copies.blocks) for copies in stored} == {1}
+    assert engine.tier._stores.missed
+
+
+def test_stores_beside_steps_keep_up_with_steps_that_last_as_long() -> None:
+    engine = KeptEngine(
+        small(num_blocks=24, max_model_len=44, max_num_batched_tokens=32),
+        Keeper(), after=1, piece_bytes=2 * BLOCK_BYTES,
+    )  # fmt: skip
+    for request in range(1, 13):
+        engine.submit(request, prompt(40, 100 * request), 1)
+    engine.run()
+    for _ in range(4):
+        engine.plan()
+    stored = [copies for copies in engine.copies if copies.store]
+    assert {len(copies.blocks) for copies in stored} <= {1, 2}
+    assert engine.tier._stores.missed == 0
+    assert engine.tier.counters.stored == 12 * 10
+
+
+@pytest.mark.parametrize(("piece", "messages"), [(0, 1), (2, STORES_AT_A_TIME)])
+def test_few_stores_are_under_way_at_a_time(piece: int, messages: int) -> None:
+    engine = KeptEngine(small(num_blocks=40), Keeper(), after=1, piece_bytes=piece * BLOCK_BYTES)
+    engine.worker_silent = True
+    assert engine.submit(1, prompt(40), 2) is None
+    engine.run()
+    engine.plan()
+    assert len(engine.copies) == messages
+
+
+def test_blocks_that_several_steps_overwrite_share_the_room_beside_steps() -> None:
+    engine = KeptEngine(
+        small(num_blocks=12, max_model_len=47), Keeper(), after=1, piece_bytes=BLOCK_BYTES
+    )
+    engine.worker_silent = True
+    for request in range(1, 9):
+        engine.submit(request, prompt(40, 100 * request), 1)
+    engine.run()
+    assert sum(len(copies.blocks) for copies in engine.copies) == STORES_AT_A_TIME + URGENT_STORES
     assert engine.tier._stores.missed
 
 

@@ -63,7 +63,8 @@ class Keeper:
 
 class KeptEngine(Engine):
     """Copies are made in their turn, the keeper's answers come before the next plan. Where copies
-    run beside steps (``piece_bytes``), loads are made as late as they are answered."""
+    run beside steps (``piece_bytes``), loads are made as late as they are answered, and stores are
+    answered before the next plan but one."""
 
     def __init__(
         self, limits: Limits, keeper: Keeper, after: int = 2, piece_bytes: int = 0, **more: Any
@@ -75,6 +76,8 @@ class KeptEngine(Engine):
         self.under_way: dict[int, KVCopies] = {}
         """Loads that run beside steps, by number."""
         self.answers_late: list[Message] = []
+        self.stored: list[KVCopied] = []
+        """Stores beside steps, before they are answered."""
         self.parts = 0
         """The keeper tells of so many blocks at a time; 0: of all."""
         self.silent = False
@@ -101,6 +104,8 @@ class KeptEngine(Engine):
         self.tier.take(TierKeys(SPACE, joined(list(self.keeper.by_key))), self.now)
 
     def plan(self) -> StepPlan | None:
+        self.answers_late += self.stored
+        self.stored.clear()
         while self.under_way and not self.silent:
             self.answers_late.append(self._made(self.under_way.popitem()[1]))
         while self.answers_late and not self.silent:
@@ -112,6 +117,7 @@ class KeptEngine(Engine):
     def restart(self, limits: Limits | None = None) -> None:
         super().restart(limits)
         self.under_way.clear()
+        self.stored.clear()
         self.worker._before = self.keeper.before
 
     def _carry_out(self) -> None:
@@ -139,7 +145,7 @@ class KeptEngine(Engine):
         return told
 
     def _copied(self, copies: KVCopies) -> KVCopied | None:
-        """``None``: it is under way."""
+        """``None``: it is answered later."""
         if self.keeper_gone:
             return KVCopied(copies.epoch, copies.number, 0, 0.0, failure="FileNotFoundError")
         if copies.epoch != self.worker.epoch or copies.after != self.worker._expected - 1:
@@ -147,7 +153,11 @@ class KeptEngine(Engine):
         if self.tier.piece_bytes and not copies.store:
             self.under_way[copies.number] = copies
             return None
-        return self._made(copies)
+        made = self._made(copies)
+        if self.tier.piece_bytes:
+            self.stored.append(made)
+            return None
+        return made
 
     def _made(self, copies: KVCopies) -> KVCopied:
         memory, done = self.worker._memory, 0

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from secrets import token_hex
 
 from penstock.protocol.kv_slots import pool_name
+from penstock.services.keeper.memory_ahead import MemoryAhead
 
 
 class SlotPool:
@@ -17,11 +18,13 @@ class SlotPool:
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         """The memory belongs to no file that others could open, and is taken page by page as slots
-        are first written to. Raises ``OSError`` where the system refuses it."""
+        are first written to, unless ``take_ahead`` has done so. Raises ``OSError`` where the system
+        refuses it."""
         self.num_slots, self.slot_bytes = num_slots, slot_bytes
         self._name = pool_name(token_hex(8), num_slots, slot_bytes)
         self._descriptor = os.memfd_create(self._name, os.MFD_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._ahead: MemoryAhead | None = None
         os.fchmod(self._descriptor, 0o600)
         os.ftruncate(self._descriptor, num_slots * slot_bytes)
         self._memory = mmap.mmap(self._descriptor, num_slots * slot_bytes)
@@ -40,9 +43,16 @@ class SlotPool:
         see ``penstock.protocol.kv_slots.open_pool``."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor} {self._name}"
 
+    def take_ahead(self) -> None:
+        """Have the system give memory before slots are written to."""
+        self._ahead = MemoryAhead(self._memory)
+        weakref.finalize(self, self._ahead.end)
+
     def close(self) -> None:
         """Nobody finds it any more; its memory is given back once no read and no write of a slot
         is under way."""
+        if self._ahead is not None:
+            self._ahead.end()
         self._close()
 
     @property
@@ -83,7 +93,10 @@ class SlotPool:
         """An empty slot, and the key of the block that was dropped for it, if one was. ``None``:
         all are in use."""
         if self._free:
-            return self._free.popleft(), None
+            slot = self._free.popleft()
+            if self._ahead is not None:
+                self._ahead.used((slot + 1) * self.slot_bytes)
+            return slot, None
         for key, slot in self._by_key.items():
             if not self._pins[slot]:
                 self._unname(key, slot)

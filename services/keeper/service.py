@@ -6,6 +6,7 @@ a request: engines then compute what they would have read.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -66,6 +67,8 @@ class KeeperService(LoopService):
         self._skipped_writes = 0
         """Of spaces that are no more."""
         self._scanned = self._disk is None
+        self._ahead_since = 0.0
+        """When it began to read ahead."""
 
     def start(self) -> None:
         if self._threads is None or self._disk is None:
@@ -153,6 +156,7 @@ class KeeperService(LoopService):
             self._drop_space(one)
         try:
             pool = SlotPool(num_slots, slot_bytes)
+            pool.take_ahead()
         except OSError as error:
             return f"the system refuses {num_slots * slot_bytes} bytes: {error.strerror}"
         self._spaces[name] = Space(name, pool, self.mailbox.send, self._disk, self._threads)
@@ -193,6 +197,9 @@ class KeeperService(LoopService):
                     space.gone_from_disk(name.key)
         for space in self._spaces.values():
             space.read_ahead()
+            if count := space.take_read_ahead():
+                seconds = round(now - self._ahead_since, 3)
+                self.log.info("kv blocks are in memory again", blocks=count, seconds=seconds)
             space.tell()
 
     def _begin_ahead(self, disk: DiskTier) -> None:
@@ -201,6 +208,7 @@ class KeeperService(LoopService):
             num_slots = self.config.cache.tier_memory_bytes // max(1, size)
             fits = LEAST_SLOTS <= num_slots <= MOST_AHEAD_SLOTS and space not in self._spaces
             if fits and not self._make_space(space, num_slots, size):
+                self._ahead_since = time.monotonic()
                 self._spaces[space].begin_ahead(disk.keys(space))
 
     def _found(self, disk: DiskTier) -> None:

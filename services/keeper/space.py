@@ -89,7 +89,11 @@ class Space:
         self._unwritten: dict[bytes, None] = {}
         """Blocks that wait until fewer are being written, the first ones first."""
         self._ahead: deque[bytes] = deque()
-        """What is to be read before anybody asks for it."""
+        """What is to be read before anybody asks for it …"""
+        self._reading_ahead: set[bytes] = set()
+        """… and is being read."""
+        self._read_ahead = 0
+        """Blocks that were."""
 
     # --- schedulers come and go
 
@@ -255,13 +259,24 @@ class Space:
             if not self.pool.has_free:
                 self._ahead.clear()
             elif (slot := self._take()) is not None:
+                self._reading_ahead.add(key)
                 self._begin_read(threads, key, slot)
+
+    def take_read_ahead(self) -> int:
+        """How many blocks were read ahead, once when all are; else 0."""
+        if self._ahead or self._reading_ahead:
+            return 0
+        count, self._read_ahead = self._read_ahead, 0
+        return count
 
     def disk_done(self, done: Done) -> None:
         key, slot, pool = done.name.key, done.slot, self.pool
         if not done.was_read:
             self._written(done)
             return
+        if key in self._reading_ahead:
+            self._reading_ahead.discard(key)
+            self._read_ahead += 1
         ok = done.ok and key not in self._dropped_reads
         self._dropped_reads.discard(key)
         if not ok:

@@ -337,6 +337,22 @@ def test_a_closed_pool_is_found_by_nobody_and_read_to_the_end(tmp_path: Path) ->
     assert holds(kept.pool.slot(kept.last(TierGot).slots[0]), SPACE, key(1))
 
 
+def test_it_is_said_once_how_much_was_read_ahead(tmp_path: Path) -> None:
+    before = Kept(8, tmp_path)
+    for number in range(3):
+        before.store(key(number))
+    kept = Kept(8, tmp_path, paused=True)
+    assert kept.disk is not None
+    kept.space.begin_ahead(kept.disk.keys(SPACE))
+    kept.space.read_ahead()
+    kept.do(2)
+    kept.hear()
+    assert kept.space.take_read_ahead() == 0
+    kept.do(1)
+    kept.hear()
+    assert [kept.space.take_read_ahead() for _ in range(2)] == [3, 0]
+
+
 def test_what_waited_for_the_writes_of_another_space_is_written_behind_them(
     tmp_path: Path,
 ) -> None:

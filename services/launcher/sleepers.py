@@ -109,8 +109,12 @@ class Sleepers:
             launch.min_awake_s,
             now,
         )
-        self._prepares = launch.prepare_engines
         self._keeps_workers = launch.sleep_level == 1
+        self._prepared: tuple[str, ...] = ("scheduler", "worker") if launch.prepare_engines else ()
+        """Which processes of models that sleep are started ahead. Where the workers stay, a model
+        that wakes waits for its scheduler alone."""
+        if self._keeps_workers and not self._prepared:
+            self._prepared = ("scheduler",)
         self._drain_s = launch.drain_timeout_s
         self._startup_s = launch.startup_timeout_s
         self._cluster = cluster
@@ -132,7 +136,7 @@ class Sleepers:
     def close(self) -> None:
         """The server goes down: models wake for what waits still, none because an administrator
         asked, and nothing is prepared."""
-        self._prepares = False
+        self._prepared = ()
         for use in self._policy.models.values():
             use.asked_at = None
 
@@ -188,7 +192,7 @@ class Sleepers:
             self._wake(self._models[name], now)
         for name, cause in decision.sleep:
             self._fall(self._models[name], cause, now)
-        if self._prepares:
+        if self._prepared:
             self._prepare()
 
     # --- states
@@ -258,8 +262,8 @@ class Sleepers:
             child.release()
 
     def _prepare(self) -> None:
-        """Start engines of models that sleep ahead, once each time, while nobody waits for one that
-        falls asleep or wakes."""
+        """Start processes of models that sleep ahead, once each time, while nobody waits for one
+        that falls asleep or wakes."""
         states = [model.state for model in self._models.values()]
         if Sleep.FALLING in states or Sleep.WAKING in states:
             return
@@ -268,7 +272,8 @@ class Sleepers:
             if model.state != Sleep.ASLEEP or nap.prepared or nap.reason:
                 continue
             nap.prepared = True
-            ended = [child for child in model.engines if not child.alive]
+            missing = [child for child in model.engines if not child.alive]
+            ended = [child for child in missing if child.service in self._prepared]
             for child in ended:
                 child.held = True
             self.processes.add(ended)

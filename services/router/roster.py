@@ -343,11 +343,13 @@ class Roster:
                     f"(limit {member.item_limit:.0f} s)",
                 )
 
-    def publish(self, now: float) -> None:
-        """Send everyone what has changed since the last call; whoever is new gets the whole."""
+    def publish(self, now: float) -> bool:
+        """Send everyone what has changed since the last call; whoever is new gets the whole.
+        Returns whether somebody has come, gone or changed otherwise than by a note."""
         notes = self._noted and now - self._noted_at >= NOTE_SECONDS
-        if not (self._changed or self._gone or notes):
-            return
+        changed = bool(self._changed or self._gone)
+        if not (changed or notes):
+            return False
         named = [m.peer() for i, m in self.members.items() if i in self._changed | self._noted]
         change = Members(
             self.incarnation,
@@ -368,6 +370,7 @@ class Roster:
                 member.told = change.version if self._send(member.address, change) else 0
             else:
                 self._tell_all(member)
+        return changed
 
     def _tell_all(self, member: Member) -> None:
         """Send a member the whole membership."""

@@ -78,7 +78,8 @@ class RouterService(AsyncService):
                 self.metrics.inc("dropped_messages_total", "unexpected")
 
     def after_messages(self, now: float) -> None:
-        self.roster.publish(now)
+        if self.roster.publish(now) and len(self.dispatcher.held):
+            self.dispatcher.tick(now)  # what waits for an engine goes to it at once
 
     def _count_members(self) -> None:
         """Services and phases of which there is nobody count zero: alerts ask for them."""

@@ -36,7 +36,8 @@ from penstock.services.worker.step_limit import StepLimits
 
 KEPT_ANSWERS = 8
 COPIES_SECONDS = 0.001
-"""Between two looks at copies of blocks, or at adapters, that are under way."""
+"""Between two looks at copies of blocks, at adapters, or at weights of a model that falls asleep or
+wakes, that are under way."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -343,9 +344,9 @@ class WorkerService(LoopService):
         if self._pauses.improving or (self.executor is not None and self.executor.in_flight):
             return 0.0
         copies = self._copies is not None and self._copies.active
-        if copies or adapter_messages.loads(self.executor):
+        if copies or adapter_messages.loads(self.executor) or self._resting.is_moving:
             return COPIES_SECONDS
-        waits = self._loader is not None or self._attachment.is_meeting or self._resting.is_moving
+        waits = self._loader is not None or self._attachment.is_meeting
         return 0.02 if waits else super().patience(now)
 
     def on_gone(self, gone: dict[int, Peer], now: float) -> None:

@@ -392,9 +392,20 @@ def test_a_worker_that_keeps_its_weights_stays_and_comes_back(folder: Path) -> N
     world.wants("a")
     world.tick()
     assert world.states()["a"] == "waking"
-    assert world.processes == [scheduler], "the worker need not be started"
+    assert scheduler in world.processes, "it was started ahead"
+    assert worker not in world.processes, "the worker need not be started"
     world.woken("a")
     assert world.states()["a"] == "ready"
+
+
+def test_where_workers_stay_the_schedulers_of_all_that_sleep_are_started_ahead(
+    folder: Path,
+) -> None:
+    world = World(folder, sleep_level=1)
+    world.tick()
+    worker, scheduler = world.engines["c"]
+    assert scheduler.held and scheduler in world.processes
+    assert not worker.held and worker not in world.processes, "it would have to load"
 
 
 def test_a_worker_that_does_not_leave_its_device_is_killed(folder: Path) -> None:

@@ -42,6 +42,7 @@ CHATS: list[list[dict[str, str]]] = [
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),  # two models of 135 M in float32: minutes on cores that others use
     pytest.mark.skipif(
         not Path(FOLDER, "config.json").is_file() or not FOLDER,
         reason="SMOLLM2_FOLDER names no folder with SmolLM2-135M-Instruct",

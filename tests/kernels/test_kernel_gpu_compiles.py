@@ -62,7 +62,8 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
         "_stages_kernel", "_surprise_kernel", "_all_reduce_kernel", "_few_rows_codes_kernel",
         "_many_rows_kernel", "_widen_kernel", "_shrink_kernel", "_expand_kernel",
         "_place_kernel", "_fixed_linear_kernel", "_fixed_attention_kernel",
-        "_place_drafts_kernel", "_accept_drafts_kernel",
+        "_place_drafts_kernel", "_accept_drafts_kernel", "_count_ahead_kernel",
+        "_count_accepted_kernel",
     } <= kernels  # fmt: skip
     assert models or {"_row_kernel", "_split_kernel"} <= kernels
     for name in (

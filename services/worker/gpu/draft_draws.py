@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.gpu.adjust_logits import adjust_logits
+from penstock.kernels.gpu.draft_counts import count_ahead
 from penstock.kernels.gpu.draw import commit, draw
 from penstock.kernels.gpu.keep_floor import keep_floor
 from penstock.kernels.gpu.sampler_memory import no_history
@@ -27,6 +28,8 @@ from penstock.services.worker.planned_step import IntArray
 _LIMITS = ("top_k", "top_p", "min_p")
 _ADJUSTMENTS = ("asks", "allowed", "entry_count", "entry_token", "entry_value", "entry_until")
 """Columns of ``SamplerSlots`` of slots that ask for biases or for some tokens alone."""
+_PENALTIES = ("repetition", "frequency", "presence", "counts")
+"""Those of slots that ask for penalties."""
 
 
 class RowMasks(NamedTuple):
@@ -66,11 +69,13 @@ class DraftDraws:
         limited: bool,
         adjusted: bool = False,
         masks: RowMasks | None = None,
+        penalised: Tensor | None = None,
     ) -> Tensor:
         """Draw behind the draw and commit of each slot's first row. logits: [N, V]; slots, ahead:
         [N], the slot of each row and the drafts ahead of it; ring: host buffers that are free;
         limited: a slot asks for more than a temperature, adjusted: for some tokens alone or biases;
-        masks: of rows with a grammar. Returns ``result``, on the host once the step is over."""
+        masks: of rows with a grammar; penalised: [N] int32, the tokens that rows read, where a slot
+        asks for penalties. Returns ``result``, on the host once the step is over."""
         count, state = len(slots), self._state
         host = self._sent[ring][: 2 * count]
         host.numpy()[:count], host.numpy()[count:] = slots, ahead - 1
@@ -82,11 +87,15 @@ class DraftDraws:
         space, rows = self._space, self._rows[:count]
         if limited:
             asked = self._sampler.slots, self._sampler.space
-            names = _LIMITS + _ADJUSTMENTS if adjusted else _LIMITS
+            names = [*_LIMITS, *(_ADJUSTMENTS if adjusted else ())]
+            if penalised is not None:
+                names += _PENALTIES
             columns = asked[0]._replace(
                 **{"asks": self._no_asks, "temperature": temperature, "num_output": number}
                 | {name: getattr(asked[0], name).index_select(0, at) for name in names}
             )
+            if penalised is not None:
+                count_ahead(penalised, before, columns)
             if masks is not None:
                 columns.allowed.index_copy_(0, sent(masks.rows, self._device), masks.words)
             adjust_logits(logits, rows, columns, asked[1], self._none, GREEDY_TEMPERATURE)
@@ -109,3 +118,5 @@ class DraftDraws:
             nothing = np.zeros(count, np.int64)
             for limited, adjusted in ((False, False), (True, False), (True, True)):
                 self.draw(logits, nothing, nothing + 1, 0, limited=limited, adjusted=adjusted)
+            read = self._rows[:count]
+            self.draw(logits, nothing, nothing + 1, 0, limited=True, adjusted=True, penalised=read)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.gpu.draft_counts import count_accepted
 from penstock.kernels.gpu.guessed_drafts import (
     COUNT,
     DRAFTS,
@@ -29,6 +30,7 @@ from penstock.kernels.gpu.guessed_drafts import (
     accept_drafts,
     place_drafts,
 )
+from penstock.kernels.gpu.sampler_memory import SamplerSlots
 from penstock.services.worker.gpu.batch_state import RING, BatchState
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.planned_step import IntArray
@@ -120,11 +122,16 @@ class DraftedRows:
         host = self._told[ring]
         return host.copy_(self._outcome, non_blocking=True)
 
-    def warm_up(self, result: Tensor, drawn: Tensor) -> None:
-        """Run both kernels once, on rows of no slot, and leave all rows padding."""
+    def count(self, result: Tensor, drawn: Tensor, slots: SamplerSlots) -> None:
+        """Count accepted tokens of slots that ask for penalties; comes behind ``accept``."""
+        count_accepted(self._entries, Outcome(*self._outcome), result, drawn, slots)
+
+    def warm_up(self, result: Tensor, drawn: Tensor, slots: SamplerSlots) -> None:
+        """Run all kernels once, on rows of no slot, and leave all rows padding."""
         self._device.fill_(-1)
         self._place(self.most_rows)
         self.accept(result, drawn, 0)
+        self.count(result, drawn, slots)
 
 
 StepRows = ChunkRows | DraftedRows

@@ -53,10 +53,10 @@ _MEASURED_EVERY = 4
 class DraftingGpuExecutor(GpuExecutor):
     """A ``GpuExecutor`` whose rows may bring several tokens: what was drafted and drawn alike.
 
-    Without ``drafting`` it is a ``GpuExecutor``. Rows that ask for what depends on the drafts ahead
-    (penalties, …) have no drafts; of what a grammar allows behind each draft the
-    host makes a mask while the layers are computed. Rejected drafts leave K and V behind the last
-    accepted position, which nothing attends to, and which the next step writes anew.
+    Without ``drafting`` it is a ``GpuExecutor``. Rows that ask for what depends on the order of the
+    drafts ahead (bad words, DRY, Mirostat, …) have no drafts; of what a grammar allows behind each
+    draft the host makes a mask while the layers are computed. Rejected drafts leave K and V behind
+    the last accepted position, which nothing attends to, and which the next step writes anew.
     """
 
     drafting: Drafting | None = None
@@ -89,7 +89,8 @@ class DraftingGpuExecutor(GpuExecutor):
                 self._logprobs.of_drafts(logits, np.zeros(1, np.int64), self._draws.result[0])
             most = min(self.capacity.max_num_seqs, DRAFTED_ROWS[-1])
             self._drafted = DraftedRows(self._state, most, self.capacity.block_size)
-            self._drafted.warm_up(self.decoder.space.result, self._draws.result)
+            results = self.decoder.space.result, self._draws.result
+            self._drafted.warm_up(*results, self.sampler.slots)
             for graphs in (self.graphs, self.adapted):
                 if graphs is not None:
                     graphs.take_drafts(self._drafted)
@@ -167,7 +168,7 @@ class DraftingGpuExecutor(GpuExecutor):
         slots = self.slots
         for new in plan.added:
             self._born[new.slot] = plan.step
-            if slots.asks[new.slot] and reads_text(slots.adjustments[new.slot]):
+            if slots.asks[new.slot] and reads_order(slots.adjustments[new.slot]):
                 drafting.leave(new.slot)
 
     def _under_way(self) -> IntArray:
@@ -226,15 +227,18 @@ class DraftingGpuExecutor(GpuExecutor):
         self._choose(graphs, step, rows, openings, made=True)
         host.copy_(space.result, non_blocking=True)
         logprobs = self._logprobs.begin(step, [])
+        read = self._drafted.tokens[rows:every] if self._penalises(guesses) else None
         more = self._draws.draw(
             space.logits[rows:every], later, ahead, ring, limited=self.sampler.needed(later),
-            adjusted=bool(self.slots.asks[later].any()), masks=masks,
+            adjusted=bool(self.slots.asks[later].any()), masks=masks, penalised=read,
         )  # fmt: skip
         likely = None
         if (self.slots.logprobs[later] >= 0).any():
             drawn_later = self._draws.result[0]
             likely = self._logprobs.of_drafts(space.logits[rows:every], later, drawn_later)
         outcome = self._drafted.accept(space.result, self._draws.result, ring)
+        if read is not None:
+            self._drafted.count(space.result, self._draws.result, self.sampler.slots)
         self.slots.drafted(step.decoding, counts)
         return InFlight(
             plan.epoch, plan.step, rows, host, self._event(timed=False), launched, drawn,
@@ -243,6 +247,11 @@ class DraftingGpuExecutor(GpuExecutor):
                 drafts, np.flatnonzero(drafts.ahead), guesses, more, outcome, likely
             ),
         )  # fmt: skip
+
+    def _penalises(self, guesses: list[Guess]) -> bool:
+        """Whether a slot with drafts asks for penalties."""
+        asked = (self.slots.adjustments[one.slot] for one in guesses if self.slots.asks[one.slot])
+        return any(one is not None and one.penalised for one in asked)
 
     def _allow_drafts(
         self, step: PlannedStep, guesses: list[Guess], ring: int
@@ -376,8 +385,7 @@ class DraftingGpuExecutor(GpuExecutor):
         return result if step.full is None else renumbered(result, flight.rows, step.full)
 
 
-def reads_text(asked: SlotAdjustments | None) -> bool:
-    """Whether what a slot asks for depends on tokens that came before, but for its grammar."""
-    if asked is None:
-        return False
-    return bool(asked.penalised or asked.repeats or asked.stages or asked.bad_words)
+def reads_order(asked: SlotAdjustments | None) -> bool:
+    """Whether what a slot asks for depends on the order of the tokens that came before, but for its
+    grammar."""
+    return asked is not None and bool(asked.repeats or asked.stages or asked.bad_words)

@@ -85,7 +85,6 @@ def with_and_without(
 
 @SLOW_WITHOUT_GPU
 def test_drafts_change_no_draw(tiny_folder: Folder) -> None:
-    """A row that asks for penalties has no drafts, beside others that do."""
     lengths = [1, 33, 5, 12, 7, 9]
     driver = with_and_without(tiny_folder("qwen3"), SAMPLINGS, lengths, 24 if ON_GPU else 6)
     assert len(driver.logprobs) == (24 if ON_GPU else 6)
@@ -207,6 +206,41 @@ def test_rows_with_grammars_and_biases_have_drafts_and_the_same_text(
 
 
 @SLOW_WITHOUT_GPU
+def test_rows_with_penalties_have_drafts_and_the_same_text(tiny_folder: Folder) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    few = ids(5, 9, 11, 30)  # so that what was said before decides
+    samplings = [
+        asking(repetition=1.6, frequency=0.6, presence=0.4, allowed=few),
+        asking(0.9, frequency=1.5, allowed=few),
+        asking(0.7, repetition=0.6, min_p=0.05),
+        SlotSampling(0.9, 9, 1.0, 8),
+    ]
+    prompts, tokens = some_prompts([5, 9, 12, 7]), 24 if ON_GPU else 12
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    for wrong in (0.0, 0.3):
+        executor.reset()
+        speculating(executor, list(zip(prompts, expected, strict=True)), wrong)
+        assert executor.drafting is not None
+        accepted = executor.drafting.counts.accepted
+        driver = AheadDriver(executor)
+        assert driver.run(prompts, tokens, samplings, 0.1) == expected
+        assert sum(accepted[OWN][2:]) > 0
+
+
+@SLOW_WITHOUT_GPU
+def test_rows_that_read_the_order_of_their_tokens_have_no_drafts(tiny_folder: Folder) -> None:
+    executor = gpu_executor(tiny_folder("qwen3"))
+    samplings = [asking(0.9, bad_words=[ids(3, 9)]), asking(0.9, no_repeat_ngram=3)]
+    prompts, tokens = some_prompts([5, 9]), 8
+    expected = AheadDriver(executor).run(prompts, tokens, samplings)
+    executor.reset()
+    speculating(executor, list(zip(prompts, expected, strict=True)), 0.0)
+    assert executor.drafting is not None
+    assert AheadDriver(executor).run(prompts, tokens, samplings) == expected
+    assert not executor.drafting.counts.drafted
+
+
+@SLOW_WITHOUT_GPU
 def test_a_row_whose_answer_comes_to_its_grammar_later_has_no_drafts_before(
     tiny_folder: Folder,
 ) -> None:
@@ -242,8 +276,8 @@ class PoisonedProposer(OracleProposer):
 
 @SLOW_WITHOUT_GPU
 def test_a_rejected_draft_that_is_not_finite_harms_no_row(tiny_folder: Folder) -> None:
-    prompts, tokens = some_prompts([20, 9]), 16 if ON_GPU else 6
-    samplings = [GREEDY, SlotSampling(1.0, 0, 1.0, 5)]
+    prompts, tokens = some_prompts([20, 9, 7]), 16 if ON_GPU else 6
+    samplings = [GREEDY, SlotSampling(1.0, 0, 1.0, 5), asking(0.9, frequency=1.5, presence=0.5)]
     executor = gpu_executor(tiny_folder("llama3-wide"))
     expected = PlanDriver(executor, 1).run(prompts, tokens, samplings=samplings)
     met = {token for text in prompts + expected for token in text}

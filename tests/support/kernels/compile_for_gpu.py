@@ -40,6 +40,7 @@ from penstock.kernels.gpu.attention_arguments import (
 from penstock.kernels.gpu.compressed_weights import compress
 from penstock.kernels.gpu.decode_attention import decode_attention
 from penstock.kernels.gpu.decode_workspace import decode_workspace
+from penstock.kernels.gpu.draft_counts import count_accepted, count_ahead
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
 from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
@@ -314,6 +315,9 @@ def drafted() -> None:
     outcome, rows = Outcome(one, one), PlacedRows(one, one, one, one, tables)
     place_drafts(PlannedRows(one, one, one), numbers, one, one, tables, rows, outcome, 8, 16)
     accept_drafts(numbers, one, one, one, one, numbers, numbers, outcome)
+    slots = sampler_slots(16, 64, 8, numbers.device)
+    count_ahead(one[:16], one[:16].long(), slots)
+    count_accepted(numbers, outcome, numbers, numbers, slots)
 
 
 def rows_of_others(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:

@@ -105,7 +105,7 @@ class PacedDevice:
         patch.setattr(drafted_rows, "accept_drafts", self._accept)
         patch.setattr(draft_draws.DraftDraws, "draw", self._draw_drafts)
         patch.setattr(draft_draws.DraftDraws, "warm_up", lambda draws: None)
-        patch.setattr(drafted_rows.DraftedRows, "warm_up", lambda rows, *results: None)
+        patch.setattr(drafted_rows.DraftedRows, "warm_up", lambda rows, *given: None)
         patch.setattr(executor_._logprobs, "of_drafts", lambda *rows: None)
         patch.setattr(executor_, "_event", self._event)
         for name in ("body", "head"):

@@ -12,7 +12,10 @@ from penstock.services.worker.speculation.proposer import GRAMMAR, Draft
 EXACT_ROWS = 16
 """Steps of up to so many rows are told apart, larger ones by their size to an eighth."""
 WEIGHT = 0.2
-"""Of the newest step in a mean. One that was held up counts as twice the mean at most."""
+"""Of the newest step in a mean."""
+HELD_UP = 1.25
+"""One that took longer than this, as a multiple of the mean, was held up by others and counts as so
+much: else a single one would make drafts look cheap for as long as no other step is measured."""
 ROW_SHARE = 0.05
 """A row's share of a step of one, as long as nothing else was measured."""
 LADDER_ROW_SHARE = 0.01
@@ -32,7 +35,7 @@ FORCED_PRIOR = 0.95
 """Of those that a grammar forces: only other tokens of the same text are drawn instead."""
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
-HOST_SHARE, HOST_CREDIT = 0.005, 0.005
+HOST_SHARE, HOST_CREDIT = 0.005, 0.0025
 """Where the device waits for it, looking for drafts may take the host this share of the time of all
 steps, and what drafts gain; of both it may save up so many seconds, with which it begins, or owe as
 many."""
@@ -78,7 +81,7 @@ class StepCosts:
             insort(self._known, size)
             self._seconds[size] = seconds if expected is None else min(seconds, 2 * expected)
         else:
-            self._seconds[size] = mean + WEIGHT * (min(seconds, 2 * mean) - mean)
+            self._seconds[size] = mean + WEIGHT * (min(seconds, HELD_UP * mean) - mean)
 
     def seconds(self, rows: int) -> float | None:
         """Of a step with so many rows, from the measured sizes around it; ``None`` before any."""

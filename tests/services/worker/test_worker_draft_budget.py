@@ -107,6 +107,17 @@ def test_a_larger_size_of_a_ladder_is_tried_before_it_is_taken_for_too_dear() ->
     assert sum(budget.choose(8, rows) or []) <= 8, "it is as dear as that"
 
 
+def test_a_step_that_others_held_up_makes_no_drafts_look_cheap() -> None:
+    budget = DraftBudget(64, ladder=drafted_sizes(64))
+    for _ in range(9):
+        budget.costs.observe(8, 1.0)
+        budget.drafted_costs.observe(16, 1.3)
+    rows = [Candidate(row, DRAFT, 0.25, 1) for row in range(8)]
+    for seconds in (1.0, 9.0):
+        budget.costs.observe(8, seconds)
+        assert not any(budget.choose(8, rows) or []), "a quarter more tokens for 1.3 times as long"
+
+
 def test_steps_that_are_padded_to_one_size_are_one_measure() -> None:
     costs = StepCosts(drafted_sizes(40))
     assert [costs.size(rows) for rows in (1, 4, 5, 17, 24, 33, 40)] == [4, 4, 8, 24, 24, 40, 40]

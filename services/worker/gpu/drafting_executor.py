@@ -46,6 +46,8 @@ _WEIGHT = 0.2
 """Of the newest pause in their mean."""
 _FIRST_PAUSE = 2.0
 """What the first pause is taken to be, as a multiple of a launch's time."""
+_BESIDE = 0.2
+"""What looking costs while the device is busy, as a share of its time: other work waits."""
 _MEASURED_EVERY = 4
 """Of steps without drafts one is measured: the host has little time beside the shortest ones."""
 
@@ -105,9 +107,10 @@ class DraftingGpuExecutor(GpuExecutor):
         super().launch(plan)
         flight, self._launched_at = self._flight[-1], time.perf_counter()
         flight.idle = idle
-        if self._looked and self._runs_dry():
-            self.drafting.budget.looked(self._looked)
-            flight.pause = self._looked
+        if self._looked:
+            waits = self._runs_dry()
+            self.drafting.budget.looked(self._looked * (1.0 if waits else _BESIDE))
+            flight.pause = self._looked if waits else 0.0
         if self._waited:
             flight.pause = self._launched_at - self._last_end
             expected = self._expected_pause()

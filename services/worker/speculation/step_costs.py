@@ -36,9 +36,8 @@ FORCED_PRIOR = 0.95
 DECAY = 0.97
 _MATCHES = (4, 6, 9, 16, 32)
 HOST_SHARE, HOST_CREDIT = 0.005, 0.0025
-"""Where the device waits for it, looking for drafts may take the host this share of the time of all
-steps, and what drafts gain; of both it may save up so many seconds, with which it begins, or owe as
-many."""
+"""Looking for drafts may cost this share of the time of all steps, and what drafts gain; of both it
+may save up so many seconds, with which it begins, or owe as many."""
 BALANCE_DECAY, MOST_LOST, MOST_SAVED = 0.99, 1.0, 4.0
 """What drafts gain or lose, in steps, is added up, of which a hundredth is forgotten with each step
 that has drafts: so where they keep on losing more than 1 % of a step, the balance comes to
@@ -216,7 +215,7 @@ class DraftBudget:
         return has_room and self._credit > 0
 
     def looked(self, seconds: float) -> None:
-        """Looking for drafts has taken the host so long, and the device had nothing to do."""
+        """Looking for drafts has cost so much."""
         self._earn(-seconds)
 
     def passed(self, seconds: float) -> None:

@@ -330,12 +330,13 @@ class KVTier:
         if not sequence.request.head.hand_overs and not self.rates.load_pays(count):
             self.counters.slow += 1
             return False
+        load, ahead = self._loads.of(digests[first]), self._loads.blocks_to_come
         if any(digests[first] in one.slots for one in self._storing.values()):
-            self._loads.wait_for_store(sequence, count, now + self.rates.longest_wait(count))
+            until = now + self.rates.longest_wait(count + ahead)
+            self._loads.wait_for_store(sequence, count, until)
             return True
-        load = self._loads.of(digests[first])
-        began = now if load is None else load.began
-        until = began + self.rates.longest_wait(count)
+        began, ahead = (now, ahead) if load is None else (load.began, load.ahead)
+        until = began + self.rates.longest_wait(count + ahead)
         if until <= now or (load is None and self._loads.full):
             return False
         if load is None:

@@ -41,6 +41,9 @@ class Load:
     names: list[bytes]
     began: float
     """Monotonic seconds."""
+    ahead: int
+    """Blocks of other loads that were to come when it began: all share one way, as they would share
+    the device that computes them."""
     pinned: KVHolder | None
     """What lies before them in the prefix cache."""
     waiting: list[Waiter] = field(default_factory=list)
@@ -96,9 +99,14 @@ class Loads:
         """Load ``count`` blocks behind those that are found."""
         names = digests[hits.length : hits.length + count]
         pinned = self._kv.pin(digests[: hits.length]) if hits.length else None
-        load = Load(next(self._numbers), names, now, pinned, trusted=count)
+        load = Load(next(self._numbers), names, now, self.blocks_to_come, pinned, trusted=count)
         self._by_number[load.number] = self._by_first[names[0]] = load
         return load
+
+    @property
+    def blocks_to_come(self) -> int:
+        """Of all loads that somebody waits for."""
+        return sum(len(one.names) - one.done for one in self._by_number.values() if one.is_wanted)
 
     @property
     def owed(self) -> int:

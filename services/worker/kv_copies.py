@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,6 +19,10 @@ from penstock.protocol.wire.messages.steps import Attached
 from penstock.services.worker.executor import DirectExecutor, Executor
 from penstock.services.worker.kv_space import kv_space
 
+SWITCH_SECONDS = 0.0005
+"""A thread that copies gets the interpreter after so long, where the worker's own thread, which
+looks for the end of a step without sleeping, has it. It needs it for microseconds, but several
+times a block: with Python's 5 ms four threads came to a tenth of the speed that they have alone."""
 NOT_KEPT = (
     "--kv-tier-memory-bytes and --kv-tier-disk keep blocks of models with one kind of attention "
     "whose layers are on one device; this one keeps no keys and values, has layers with windows "
@@ -185,6 +190,7 @@ def _of_device(config: Config, executor: Executor) -> Copies:
 
     if not isinstance(executor, GpuExecutor) or executor.capacity.groups:
         raise ConfigError(NOT_KEPT)
+    sys.setswitchinterval(SWITCH_SECONDS)
     pool = executor.decoder.kv_pool
     blocks = pool.blocks[: executor.capacity.num_blocks]
     return BlockTransfers(blocks, kv_space(config, pool.layout))

@@ -15,8 +15,9 @@ beside the stream, not on it, where it would hold up all loads that came before.
 does not want the blocks any more (``forget``), what is on the stream already is over before the
 steps that are launched next.
 
-Of loads that are under way at a time that one goes first of which least is left: whoever waits for
-it runs sooner, and all together wait least.
+Of loads that are under way at a time that one goes first of which least is left, and to that a part
+of all that came before it is added: whoever waits for a short one runs sooner, and a long one is
+not overtaken for ever.
 
 Staging is the worker's own memory: what is checked there is what is loaded, whoever writes into the
 keeper's slots meanwhile. The keeper's memory is not registered with the driver: that would take all
@@ -60,6 +61,9 @@ LOAD_BYTES = 8 << 20
 """The same of loads: of a small group the interpreter's part takes longer than the copies."""
 LANDINGS = 2
 """Of a thread: it fills one while the other one is copied to the device."""
+OVERTAKING = 10
+"""A load goes ahead of an older one that has a block more left while so many blocks at most were
+asked for between them."""
 MOST_PIECE_BLOCKS = 32
 """Blocks of a message that stores. Each is a copy of its own, some 5 us of the thread that launches
 steps, and small blocks are soon copied."""
@@ -97,6 +101,8 @@ class _Transfer:
         self.lock = threading.Lock()
         self.left = groups
         """Groups that are not over."""
+        self.rank = 0
+        """What is added to the blocks that are left; the least goes first."""
         self.done = len(message.blocks)
         """The first blocks that are copied, as far as is known."""
         self.corrupted = self.forgotten = False
@@ -188,8 +194,10 @@ class BlockTransfers:
         self.piece_bytes = min(groups // pieces * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
         self._gather, self._down, self._up = (self._stream(priority) for priority in (-1, 0, 0))
         self._tasks: PriorityQueue[tuple[int, int, _Group]] = PriorityQueue()
-        """By what is left of their loads; stores go first."""
+        """By what is left of their loads and their rank; stores go first."""
         self._order = itertools.count()
+        self._asked = 0
+        """Blocks of all loads so far."""
         self._waiting: deque[tuple[_Transfer, _Mark]] = deque()
         """Loads, and the steps behind which each begins."""
         self._done: deque[tuple[_Transfer, _Staging | None, bool]] = deque()
@@ -284,6 +292,8 @@ class BlockTransfers:
     def _load(self, message: KVCopies, slots: list[memoryview]) -> bool:
         starts = range(0, len(slots), self._load_rows)
         transfer = self._begin(message, slots, len(starts))
+        transfer.rank = self._asked // OVERTAKING
+        self._asked += len(slots)
         with self._on(None, None) as launched:
             pass
         self._waiting.append((transfer, launched))
@@ -301,8 +311,10 @@ class BlockTransfers:
 
     def _give(self, group: _Group) -> None:
         """Let a thread copy this."""
-        left = 0 if group.staging is not None else len(group.transfer.places) - group.start
-        self._tasks.put((left, next(self._order), group))
+        transfer, turn = group.transfer, 0
+        if group.staging is None:
+            turn = len(transfer.places) - group.start + transfer.rank
+        self._tasks.put((turn, next(self._order), group))
 
     def _begin(self, message: KVCopies, slots: list[memoryview], groups: int) -> _Transfer:
         transfer = self._under_way[message.number] = _Transfer(message, slots, groups)

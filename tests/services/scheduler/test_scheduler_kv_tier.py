@@ -221,6 +221,19 @@ def test_who_joins_a_load_waits_no_longer_than_who_began_it() -> None:
     assert engine.started == [1, 2]
 
 
+def test_a_load_behind_others_is_waited_for_as_long_as_all_of_them_may_take() -> None:
+    engine = engine_with_kept_prompts(small(num_blocks=64), 4)
+    engine.core.prefill_budget.observe(0, 1000, 1e-3)
+    engine.core.prefill_budget._token_seconds = LEAST_WAIT_SECONDS / 80
+    engine.silent = True
+    for number in range(4):
+        engine.submit(number + 1, prompt(40, 50 * number), 2)
+    assert engine.plan() is None
+    waits = [load.until - engine.now for load in engine.tier._loads.all()]
+    one = 2 * 9 * 4 * LEAST_WAIT_SECONDS / 80
+    assert waits == pytest.approx([LEAST_WAIT_SECONDS, 2 * one, 3 * one, 4 * one])
+
+
 def test_a_keeper_that_is_lost_costs_what_it_had_and_nothing_else() -> None:
     keeper = Keeper()
     ask_in_turn(KeptEngine(LIMITS, keeper, after=1), 1)

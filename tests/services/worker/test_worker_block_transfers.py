@@ -222,6 +222,34 @@ def test_of_loads_that_come_together_the_shortest_is_there_first(
     assert order == [name(each) for each in begun + rest]
 
 
+def test_a_long_load_is_not_overtaken_for_ever(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_transfers, "OVERTAKING", 1)
+    transfers = BlockTransfers(random_blocks("cpu"), SPACE, threads=1)
+    assert execute(transfers, copies_of(pool, list(range(14)), store=True)).done == 14
+    reached, go_on = threading.Event(), threading.Event()
+    check = block_transfers.holds
+
+    def holds(slot: memoryview, space: bytes, key: bytes) -> bool:
+        reached.set()
+        assert go_on.wait(60)
+        return check(slot, space, key)
+
+    monkeypatch.setattr(block_transfers, "holds", holds)
+    for number, first, count in ((2, 0, 8), (3, 8, 2), (4, 10, 2), (5, 12, 2)):
+        numbers = list(range(20 + first, 20 + first + count))
+        load = copies_of(pool, numbers, store=False, number=number, shift=20)
+        assert transfers.answer(load, 1, 0, 0) is None
+        assert reached.wait(60)
+    go_on.set()
+    answered: list[int] = []
+    while len(answered) < 4:
+        answered += [one.number for one in transfers.finished()]
+        time.sleep(0.001)
+    assert answered == [2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

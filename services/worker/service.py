@@ -38,6 +38,9 @@ KEPT_ANSWERS = 8
 COPIES_SECONDS = 0.001
 """Between two looks at copies of blocks, at adapters, or at weights of a model that falls asleep or
 wakes, that are under way."""
+LONG_STEP_SECONDS = 0.004
+"""While blocks are copied, the end of a step that lasts longer may be seen ``COPIES_SECONDS``
+later: the next step is on the device by then, and threads that copy need the interpreter."""
 TURN_SECONDS = 0.05
 """A turn of the loop takes no further message after this time."""
 
@@ -72,6 +75,8 @@ class WorkerService(LoopService):
         self._load_report: LoadReport | None = None
         self._pending_attach: Attach | None = None
         self._copies: Copies | None = None
+        self._step_seconds = 0.0
+        """Of the step that was over last."""
         self._attachment = Attachment(self.participant, self._rendezvous)
         self._device_failed: DeviceFailed | None = None
         own = self.config.model.names()[0], self.config.cluster.engine
@@ -226,6 +231,7 @@ class WorkerService(LoopService):
         while (result := self._finished(executor, wait)) is not None:
             began = time.monotonic_ns() if TRACE.on else 0
             self._limits.over(result.seconds)
+            self._step_seconds = result.seconds
             if SPANS.on:
                 self._slot_spans.finished(result.step, time.monotonic())
             if self.config.cluster.rank:
@@ -340,10 +346,13 @@ class WorkerService(LoopService):
             self._pauses.improve(self.executor, self._expected, now)
 
     def patience(self, now: float) -> float:
-        """Steps under way are awaited without sleeping: a wake-up costs as much as a step."""
-        if self._pauses.improving or (self.executor is not None and self.executor.in_flight):
-            return 0.0
+        """Steps under way are awaited without sleeping: a wake-up costs as much as a short step."""
         copies = self._copies is not None and self._copies.active
+        if self._pauses.improving:
+            return 0.0
+        if self.executor is not None and self.executor.in_flight:
+            is_long = self._step_seconds > LONG_STEP_SECONDS
+            return COPIES_SECONDS if copies and is_long else 0.0
         if copies or adapter_messages.loads(self.executor) or self._resting.is_moving:
             return COPIES_SECONDS
         waits = self._loader is not None or self._attachment.is_meeting

@@ -116,9 +116,11 @@ def fixed_linear(
     if shape is None:
         few, middle, many = shapes_for(columns, x.dtype)
         shape = few if rows <= FEW_ROWS else middle if rows <= MANY_ROWS else many
+    # Of inputs in one piece a compiler adds the products to the bias, not the bias to them.
+    inputs = shape.inputs if shape.inputs < width else min(shape.inputs, _MIDDLE.inputs)
     programs = triton.cdiv(rows, shape.rows) * triton.cdiv(columns, shape.outputs)
     _fixed_linear_kernel[(programs,)](
-        x, weight, bias, out, rows, columns, width, shape.rows, shape.outputs, shape.inputs,
+        x, weight, bias, out, rows, columns, width, shape.rows, shape.outputs, inputs,
         _BAND, EARLY, num_warps=shape.warps, num_stages=shape.stages, launch_pdl=EARLY,
     )  # fmt: skip
     return out

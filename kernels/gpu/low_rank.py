@@ -40,9 +40,8 @@ SPLIT_ROWS, _SPLITS, _MOST_SPLITS, _WIDE = 512, 4, 8, 8192
 """Inputs are divided among programs in steps of up to so many rows: among four, ``_WIDE`` inputs
 and more among eight."""
 _FEW_PROGRAMS, _MOST_TURNS, _LOW_RANK = 512, 8, 32
-"""Programs that fill a GPU, and blocks of outputs that one has at most (``expand``): steps of 256
-rows with 64 adapters of rank 64 take 0.86 (8 B) and 0.95 (0.6 B) of what they take with one block a
-program on an H200. Of lower ranks than ``_LOW_RANK`` that is no faster."""
+"""Programs that fill a GPU, and blocks of outputs that one has at most (``expand``). Of lower ranks
+than ``_LOW_RANK`` one block a program is as fast."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -144,30 +143,76 @@ def _shrunk(source, number, inside, rows, width, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _of_part(block, first_blocks, second_blocks, first_outputs, second_outputs, outputs,
-             COLUMNS: tl.constexpr):  # fmt: skip
-    """Which part the columns of a block are of, the first of them, and where the part ends."""
-    second = block >= first_blocks
-    third = block >= first_blocks + second_blocks
+def _of_part(group, first_groups, second_groups, first_outputs, second_outputs, outputs,
+             SPAN: tl.constexpr):  # fmt: skip
+    """Which part a group of ``SPAN`` outputs is of, the first of them, and where they end."""
+    second = group >= first_groups
+    third = group >= first_groups + second_groups
     part = second.to(tl.int32) + third.to(tl.int32)
-    ahead = tl.where(third, first_blocks + second_blocks, tl.where(second, first_blocks, 0))
+    ahead = tl.where(third, first_groups + second_groups, tl.where(second, first_groups, 0))
     begin = tl.where(third, first_outputs + second_outputs, tl.where(second, first_outputs, 0))
     end = tl.where(third, outputs, tl.where(second, first_outputs + second_outputs, first_outputs))
-    return part, tl.multiple_of(begin, 16) + (block - ahead) * COLUMNS, end
+    begin = tl.multiple_of(begin, 16) + (group - ahead) * SPAN
+    return part, begin, tl.minimum(begin + SPAN, end)
 
 
-@triton.jit(do_not_specialize=["most", "rows", "blocks", "first_blocks", "second_blocks"])
+@triton.jit
+def _factor(source, number, inside, rows, width, type, SPLITS: tl.constexpr,
+            TURNED: tl.constexpr):  # fmt: skip
+    """What ``_shrunk`` gives, for ``_product``."""
+    shrunk = _shrunk(source, number, inside, rows, width, SPLITS).to(type)
+    return tl.trans(shrunk) if TURNED else shrunk
+
+
+@triton.jit
+def _product(shrunk, weight, TURNED: tl.constexpr):
+    """[rows, outputs], or, TURNED, [outputs, rows]: the fastest instructions of tensor cores take
+    the outputs for rows, and as few columns as a tile of few rows has."""
+    return dot(weight, shrunk) if TURNED else dot(shrunk, tl.trans(weight))
+
+
+@triton.jit
+def _write_block(
+    out, source, of_columns, weight, shrunk, number, row, inside, column, end, held, rows, width,
+    outputs,
+    RANK: tl.constexpr, RANKS: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    ADD: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """A block of outputs, of whose weights those of the first ``RANKS`` ranks are there."""
+    total = _product(shrunk, weight, TURNED)
+    asked = column < end
+    if RANK > RANKS:
+        for first in range(RANKS, held, RANKS):
+            more = tl.load(of_columns + first, mask=asked[:, None], other=0.0)
+            also = _factor(
+                source, first + number, inside[:, None], rows, width, weight.dtype, SPLITS, TURNED
+            )
+            total += _product(also, more, TURNED)
+    if TURNED:
+        target, wanted = row[None, :] * outputs + column[:, None], inside[None, :]
+        if not EVEN:
+            wanted = wanted & asked[:, None]
+    else:
+        target, wanted = row[:, None] * outputs + column[None, :], inside[:, None]
+        if not EVEN:
+            wanted = wanted & asked[None, :]
+    if ADD:
+        total += tl.load(out + target, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(out + target, total.to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit(do_not_specialize=["most", "rows", "first_groups", "second_groups"])
 def _expand_kernel(
-    small, up, out, order, tiles, ranks, most, rows, width, outputs, blocks, first_blocks,
-    second_blocks, first_outputs, second_outputs,
+    small, up, out, order, tiles, ranks, most, rows, width, outputs, first_groups, second_groups,
+    first_outputs, second_outputs,
     TILE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr,
     TURNS: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, ADD: tl.constexpr,
-    EARLY: tl.constexpr,
+    TURNED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A tile's rows and ``TURNS`` blocks of ``COLUMNS`` outputs of one part each a program. EVEN:
+    """A tile's rows and ``TURNS`` blocks of ``COLUMNS`` outputs of one part a program. EVEN:
     each part has whole blocks of these, so that loads and stores of many numbers at once need no
-    masks; ADD: to what is there."""
-    tile, block = tl.program_id(0), tl.program_id(1) * TURNS
+    masks; ADD: to what is there; TURNED: see ``_product``."""
+    tile = tl.program_id(0)
     slot = tl.load(tiles + tile).to(tl.int64)
     first = tl.load(tiles + most + tile)
     place = tl.arange(0, TILE)
@@ -175,53 +220,43 @@ def _expand_kernel(
     held = tl.load(ranks + slot, mask=slot >= 0, other=0)
     row = tl.load(order + first + place, mask=inside, other=0).to(tl.int64)
     part, begin, end = _of_part(
-        block, first_blocks, second_blocks, first_outputs, second_outputs, outputs, COLUMNS
-    )
+        tl.program_id(1), first_groups, second_groups, first_outputs, second_outputs, outputs,
+        COLUMNS * TURNS,
+    )  # fmt: skip
     number, across = tl.arange(0, RANKS)[None, :], tl.arange(0, COLUMNS)
-    b = up + (slot * outputs + begin + across)[:, None] * RANK
-    asked = held > 0
-    if not EVEN:
-        asked = asked & ((begin + across)[:, None] < end)
-    # Weights are read while what comes before is under way.
-    weight = tl.load(b + number, mask=asked, other=0.0)
-    begin_early(EARLY)
-    if held > 0:
-        source = small + (first + place).to(tl.int64)[:, None] * width
-        shrunk_part = part
-        shrunk = _shrunk(source + part * RANK, number, inside[:, None], rows, width, SPLITS)
-        for turn in range(TURNS):
-            column = begin + across
-            wanted = inside[:, None]
-            if not EVEN:
-                wanted = wanted & (column[None, :] < end)
-            if part != shrunk_part:
-                shrunk_part = part
-                shrunk = _shrunk(source + part * RANK, number, inside[:, None], rows, width, SPLITS)
-            total = dot(shrunk.to(weight.dtype), tl.trans(weight))
-            if RANK > RANKS:
-                for start in range(RANKS, held, RANKS):
-                    more = tl.load(b + start + number, mask=asked, other=0.0)
-                    also = _shrunk(
-                        source + part * RANK, start + number, inside[:, None], rows, width, SPLITS
-                    )
-                    total += dot(also.to(more.dtype), tl.trans(more))
-            if TURNS > 1:
-                # The next block is on its way while this one is stored.
-                block += 1
-                part, begin, end = _of_part(
-                    block, first_blocks, second_blocks, first_outputs, second_outputs, outputs,
-                    COLUMNS,
+    source = small + (first + place).to(tl.int64)[:, None] * width + part * RANK
+    b = up + slot * outputs * RANK + number
+    type = up.dtype.element_ty
+    if TURNS == 1:
+        column = begin + across
+        of_columns = b + column[:, None] * RANK
+        asked = held > 0
+        if not EVEN:
+            asked = asked & (column < end)[:, None]
+        # Weights are read while what comes before is under way.
+        weight = tl.load(of_columns, mask=asked, other=0.0)
+        begin_early(EARLY)
+        if held > 0:
+            shrunk = _factor(source, number, inside[:, None], rows, width, type, SPLITS, TURNED)
+            _write_block(
+                out, source, of_columns, weight, shrunk, number, row, inside, column, end, held,
+                rows, width, outputs, RANK, RANKS, EVEN, SPLITS, ADD, TURNED,
+            )  # fmt: skip
+    else:
+        begin_early(EARLY)
+        if held > 0:
+            shrunk = _factor(source, number, inside[:, None], rows, width, type, SPLITS, TURNED)
+            for start in range(begin, end, COLUMNS):
+                column = start + across
+                of_columns = b + column[:, None] * RANK
+                if EVEN:
+                    weight = tl.load(of_columns)
+                else:
+                    weight = tl.load(of_columns, mask=(column < end)[:, None], other=0.0)
+                _write_block(
+                    out, source, of_columns, weight, shrunk, number, row, inside, column, end,
+                    held, rows, width, outputs, RANK, RANKS, EVEN, SPLITS, ADD, TURNED,
                 )  # fmt: skip
-                b = up + (slot * outputs + begin + across)[:, None] * RANK
-                asked = (turn + 1 < TURNS) & (block < blocks)
-                if not EVEN:
-                    asked = asked & ((begin + across)[:, None] < end)
-                weight = tl.load(b + number, mask=asked, other=0.0)
-                wanted = wanted & (block <= blocks)
-            target = out + row[:, None] * outputs + column[None, :]
-            if ADD:
-                total += tl.load(target, mask=wanted, other=0.0).to(tl.float32)
-            tl.store(target, total.to(out.dtype.element_ty), mask=wanted)
 
 
 def shrink(x: Tensor, layer: StackedLowRank, ranks: Tensor, step: RowTiles, small: Tensor) -> None:
@@ -258,26 +293,27 @@ def expand(
     """
     _, width, inputs = layer.down.shape
     _, outputs, rank = layer.up.shape
-    first, second, third = (*layer.parts, 0, 0)[:3]
-    blocks = [triton.cdiv(part, _COLUMNS) for part in (first, second, third)]
+    blocks = sum(triton.cdiv(part, _COLUMNS) for part in layer.parts)
+    turns = _turns(step.launched * blocks) if rank >= _LOW_RANK else 1
+    groups = [triton.cdiv(part, _COLUMNS * turns) for part in layer.parts]
     even = all(part % _COLUMNS == 0 for part in layer.parts)
-    turns = _turns(step.launched * sum(blocks)) if rank >= _LOW_RANK else 1
-    _expand_kernel[(step.launched, triton.cdiv(sum(blocks), turns))](
+    _expand_kernel[(step.launched, sum(groups))](
         small, layer.up, out, step.order, step.tiles, ranks, step.tiles.shape[1], step.rows, width,
-        outputs, sum(blocks), blocks[0], blocks[1], first, second, step.size, rank,
-        _ranks_at_once(layer), _COLUMNS, turns, even, _splits(inputs, step.rows), add, EARLY,
-        num_warps=4,
-        num_stages=3 if layer.up.dtype.itemsize < 4 else 2, launch_pdl=EARLY,
+        outputs, *(*groups, 0)[:2], *(*layer.parts, 0)[:2], step.size, rank,
+        _ranks_at_once(layer), _COLUMNS, turns, even, _splits(inputs, step.rows), add,
+        turns > 1 and step.size < MANY_TILE, EARLY,
+        num_warps=4, num_stages=3 if layer.up.dtype.itemsize < 4 else 2, launch_pdl=EARLY,
     )  # fmt: skip
 
 
 def _turns(blocks: int) -> int:
-    """Blocks of outputs that a program of ``expand`` computes one after the other: a program finds
-    its tile and the tile's small numbers once for all of them, and enough programs remain."""
+    """Blocks of outputs that a program of ``expand`` computes one after the other, the next ones on
+    their way meanwhile: a program finds its tile and the tile's small numbers once for all of them,
+    and enough programs remain."""
     turns = 1
     while turns < _MOST_TURNS and blocks >= 2 * turns * _FEW_PROGRAMS:
         turns *= 2
-    return turns
+    return max(turns, 2) if blocks >= _FEW_PROGRAMS else turns
 
 
 def _ranks_at_once(layer: StackedLowRank) -> int:

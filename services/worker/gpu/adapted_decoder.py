@@ -9,7 +9,7 @@ once for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +21,12 @@ from penstock.kernels.low_rank import StackedLowRank
 from penstock.services.worker.gpu.adapter_tiles import AdapterTiles
 from penstock.services.worker.gpu.chunk_rows import ChunkRows
 from penstock.services.worker.gpu.drafted_rows import StepRows
-from penstock.services.worker.gpu.graph_sizes import GraphSizes, few_graph_sizes
+from penstock.services.worker.gpu.graph_sizes import GraphSizes, adapted_graph_sizes
 from penstock.services.worker.gpu.kv_pool import KVPool
 from penstock.services.worker.gpu.layer_products import HopperProducts, LayerProducts
 from penstock.services.worker.gpu.row_linears import RowsLinear, library_linears
 from penstock.services.worker.gpu.side_stream import SideStream
+from penstock.services.worker.gpu.static_memory import layer_operations
 from penstock.services.worker.gpu.step_decoder import StepDecoder
 from penstock.services.worker.models.linear_specification import LayerLinears
 
@@ -92,7 +93,7 @@ class AdaptedDecoder(StepDecoder):
     def graph_sizes(self, most: int, max_rows: int) -> GraphSizes:
         """Fewer than for steps without: both kinds are captured at the start, since a capture
         while the server runs would hold up every row."""
-        return few_graph_sizes(most, max_rows, shares_prefixes=False)
+        return adapted_graph_sizes(most, max_rows, layer_operations(self._decoder.config))
 
     def body(
         self,
@@ -154,7 +155,8 @@ class _LowRankLayers:
             raise ValueError("adapters come behind a plain product alone")
 
         def multiply(layer: int, rows: int, out: Tensor) -> Tensor:
-            product = self._side.run(
+            product = self._run(
+                rows,
                 lambda: linear.multiply(layer, rows, out),
                 lambda: self._shrink(stacks[layer], x[:rows]),
             )
@@ -184,9 +186,21 @@ class _LowRankLayers:
                 self._shrink(stacks[layer], x[:rows])
                 self._expand(stacks[layer], update.more, add=False)
 
-            return self._side.run(lambda: linear.multiply(layer, rows, out), low_rank)
+            return self._run(rows, lambda: linear.multiply(layer, rows, out), low_rank)
 
         return RowsLinear(multiply, added=added)
+
+    def _run(
+        self, rows: int, product: Callable[[], Tensor], low_rank: Callable[[], None]
+    ) -> Tensor:
+        """Both, beside each other where there are few rows. Products of many leave no room, and
+        larger steps may be launched kernel by kernel, where a second stream costs the host time."""
+        if rows <= SPLIT_ROWS:
+            # The product's programs last, and those of the updates wait for memory.
+            return self._side.run(product, low_rank, other_first=True)
+        result = product()
+        low_rank()
+        return result
 
     def _shrink(self, stack: StackedLowRank, x: Tensor) -> None:
         shrink(x, stack, self._adapters.ranks, self.tiles, self._small)

@@ -74,6 +74,13 @@ def few_graph_sizes(most: int, max_rows: int, shares_prefixes: bool) -> GraphSiz
     return GraphSizes(decode, shared, mixed, decode_bounds(most))
 
 
+def adapted_graph_sizes(most: int, max_rows: int, layer_operations: int) -> GraphSizes:
+    """Those of steps with adapters, beside those of ``graph_sizes``: fewer of decode rows, since
+    all are captured at the start; as many of mixed steps, whose launches take the host longer."""
+    few = few_graph_sizes(most, max_rows, shares_prefixes=False)
+    return few._replace(mixed=mixed_sizes(max_rows, layer_operations))
+
+
 def ladder(most: int) -> list[int]:
     """Batch sizes that graphs are made for; the last is ``most``."""
     sizes = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), *range(544, 1 << 16, 32)]

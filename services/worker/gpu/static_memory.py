@@ -19,6 +19,7 @@ from penstock.services.worker.gpu.graph_sizes import (
     FEW_LAYER_NODES,
     FEW_MIXED_ROWS,
     LAYER_NODES,
+    adapted_graph_sizes,
     few_graph_sizes,
     graph_memory,
     graph_sizes,
@@ -119,7 +120,8 @@ def later_parts(sizes: ExecutorSizes) -> list[MemoryPart]:
         made, nodes = graph_sizes(most, rows, operations, shares_prefixes=True), LAYER_NODES
     count, graphs = graph_memory(made, config.num_layers, nodes)
     if sizes.adapted:
-        made, nodes = few_graph_sizes(most, rows, shares_prefixes=False), ADAPTED_LAYER_NODES
+        made = adapted_graph_sizes(most, rows, layer_operations(config))
+        nodes = ADAPTED_LAYER_NODES
         more = graph_memory(made, config.num_layers, nodes)
         count, graphs = count + more[0], graphs + more[1]
     changes = 4 * _WORD * (sizes.table_entries + 32 * capacity.max_num_seqs)

@@ -64,5 +64,7 @@ def test_contexts_that_are_widened_lie_behind_each_other_as_long_as_there_is_roo
 
 def test_on_a_cpu_two_pieces_of_work_run_one_after_the_other() -> None:
     done: list[int] = []
-    SideStream(torch.device("cpu")).run(lambda: done.append(1), lambda: done.append(2))
-    assert done == [1, 2]
+    for first in (False, True):
+        beside = SideStream(torch.device("cpu"))
+        beside.run(lambda: done.append(1), lambda: done.append(2), other_first=first)
+    assert done == [1, 2, 1, 2]

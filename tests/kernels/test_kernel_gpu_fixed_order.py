@@ -13,8 +13,9 @@ from support.kernels.triton_device import (
     tolerance,
 )
 
+from penstock.kernels.gpu import fixed_attention as attention
 from penstock.kernels.gpu.attention_arguments import LOG2_E, DecodeBatch, LayerCache
-from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_attention import PartSums, fixed_attention, part_sums, place_rows
 from penstock.kernels.gpu.fixed_linear import fixed_linear, shapes_agree, shapes_for
 
 SIZES = [(200, 136), (1024, 1024), (4096, 6144), (3072, 1024)] if ON_GPU else [(200, 136)]
@@ -58,10 +59,19 @@ def test_shapes_of_few_rows_leave_work_for_a_whole_device() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (8, 1, 32), (4, 4, 128)])
+@pytest.mark.parametrize("part", [64, attention.PART])
 def test_a_row_attends_to_the_same_bits_however_it_is_computed(
-    heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    part: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    length, block_size = (700, 16) if ON_GPU else (70, 16)
+    """As a decode row of one program or of several, or in any chunk."""
+    monkeypatch.setattr(attention, "PART", part)
+    monkeypatch.setattr(attention, "_DIVIDED", 1 << 13)
+    length, block_size = (1100, 16) if ON_GPU else (70, 16)
     blocks = -(-length // block_size)
     keys, values = (
         normal(2 * blocks, kv_heads, block_size, dim, dtype=dtype, seed=seed) for seed in (1, 2)
@@ -71,11 +81,14 @@ def test_a_row_attends_to_the_same_bits_however_it_is_computed(
     table = torch.stack((torch.zeros(blocks), order)).int().to(DEVICE)
     scale = dim**-0.5
 
-    def attend(tiles: list[tuple[int, int, int, int]], most: int = 128) -> torch.Tensor:
+    def attend(
+        tiles: list[tuple[int, int, int, int]], most: int = 128, sums: PartSums | None = None
+    ) -> torch.Tensor:
         out = torch.zeros_like(queries)
         held = torch.tensor([*tiles, (0, 0, 0, 0)], dtype=torch.int32, device=DEVICE)
         placed = held.t().contiguous()
-        fixed_attention(queries, placed, len(tiles) + 1, table, cache, out, scale * LOG2_E, most)
+        count = len(tiles) + 1
+        fixed_attention(queries, placed, count, table, cache, out, scale * LOG2_E, most, sums)
         return out
 
     whole = attend([(first, min(128, length - first), 1, first) for first in range(0, length, 128)])
@@ -88,9 +101,20 @@ def test_a_row_attends_to_the_same_bits_however_it_is_computed(
 
     single = attend([(row, 1, 1, row) for row in range(length)], 1)
     assert torch.equal(single, whole)
+    some = range(0, length, 7)
+    sums = part_sums(length, heads, kv_heads, dim, length, queries.device)
+    divided = attend([(row, 1, 1, row) for row in some], 1, sums)
+    assert torch.equal(divided[some], whole[some])
     cut = [(0, 5, 1, 0), (5, 40, 1, 5), (45, length - 45 if length < 170 else 128, 1, 45)]
     part = attend(cut)
     assert torch.equal(part[: cut[-1][1] + 45], whole[: cut[-1][1] + 45])
+
+
+def test_the_memory_of_divided_rows_is_bounded() -> None:
+    for rows, positions, wanted in ((256, 4096, 64), (16, 4096, 16), (256, 131_072, 8)):
+        sums = part_sums(rows, 16, 8, 128, positions, torch.device("meta"))
+        assert sums.weighted.shape == (wanted, 16, -(-positions // attention.PART), 128)
+        assert sums.weights.shape[:3] == sums.weighted.shape[:3]
 
 
 def test_rows_are_placed_where_they_belong() -> None:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_attention import fixed_attention, part_sums, place_rows
 from penstock.kernels.gpu.fixed_linear import Shape, shapes_agree, shapes_for
+from penstock.kernels.gpu.prefill_attention import QUERY_TILE
 from penstock.kernels.gpu.rope_cache import rope_and_cache
 from penstock.services.worker.gpu.decoder import GpuDecoder
 from penstock.services.worker.gpu.drafted_rows import DraftedRows, StepRows
@@ -56,7 +57,12 @@ class FixedAttention(LayerAttention):
         self._slots, self._positions = (
             torch.zeros(most, dtype=torch.int32, device=device) for _ in range(2)
         )
-        self._decode_tiles = torch.zeros(4, len(self._state.rows), dtype=torch.int32, device=device)
+        slots = len(self._state.rows)
+        self._decode_tiles = torch.zeros(4, slots, dtype=torch.int32, device=device)
+        _, heads, dim = rows.query.shape
+        _, kv_heads, block_size, _ = self._caches[0].keys.shape
+        positions = block_size * max(table.shape[1] for table in self._tables)
+        self._sums = part_sums(slots, heads, kv_heads, dim, positions, device)
 
     @property
     def summary(self) -> str:
@@ -94,21 +100,21 @@ class FixedAttention(LayerAttention):
             self._rows.query[:rows], self._caches[layer], self._eps,
         )  # fmt: skip
         if num_decode:
-            self._attend(layer, rows, self._decode_tiles, num_decode, 1)
+            self._attend(layer, rows, self._decode_tiles, num_decode, decoding=True)
         if chunks is not None:
             last = layer == len(self._heads) - 1
             tiles = chunks.last_tiles if last else chunks.tiles
             self._attend(layer, rows, tiles, chunks.num_tiles)
 
     def _attend(
-        self, layer: int, rows: int, tiles: Tensor, num_tiles: int, most: int | None = None
+        self, layer: int, rows: int, tiles: Tensor, num_tiles: int, *, decoding: bool = False
     ) -> None:
-        """most: see ``fixed_attention``."""
+        """decoding: tiles of one query, of which few are divided among programs."""
         scale, _ = self._scores[layer].in_binary
-        more = {} if most is None else {"most": most}
+        most, sums = (1, self._sums) if decoding else (QUERY_TILE, None)
         fixed_attention(
             self._rows.query[:rows], tiles, num_tiles, self._tables[layer], self._caches[layer],
-            self._rows.output[:rows], scale, **more,
+            self._rows.output[:rows], scale, most, sums,
         )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from penstock.kernels.gpu.decode_workspace import decode_workspace
 from penstock.kernels.gpu.draft_counts import count_accepted, count_ahead
 from penstock.kernels.gpu.draw import draw
 from penstock.kernels.gpu.few_rows_codes import Shape, few_rows_codes
-from penstock.kernels.gpu.fixed_attention import fixed_attention, place_rows
+from penstock.kernels.gpu.fixed_attention import fixed_attention, part_sums, place_rows
 from penstock.kernels.gpu.fixed_linear import fixed_linear
 from penstock.kernels.gpu.fp8_linear import CODES, fp8_block_linear, quantize_rows
 from penstock.kernels.gpu.fp8_rows import (
@@ -285,7 +285,10 @@ def fixed_order(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None
     for chunks in (None, (rows_of, rows_of)):
         batch = DecodeBatch(rows_of, rows_of, numbers)
         place_rows(batch, chunks, rows_of, rows_of, numbers)
-    fixed_attention(out, numbers, 1, numbers, LayerCache(keys, values), out, 0.1)
+    sums = part_sums(4, heads, kv_heads, dim, 2048, out.device)
+    for most, memory in ((128, None), (1, None), (1, sums)):
+        cache = LayerCache(keys, values)
+        fixed_attention(out, numbers, 1, numbers, cache, out, 0.1, most, memory)
 
 
 def sample(vocab: int, dtype: torch.dtype) -> None:

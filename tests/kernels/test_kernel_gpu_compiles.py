@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SCRIPT = TESTS / "support/kernels/compile_for_gpu.py"
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("capability", "shared", "models"),
     [
@@ -47,7 +47,7 @@ def test_all_kernels_compile_and_fit_the_devices_shared_memory(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=1190,
+        timeout=2390,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -34,7 +34,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from queue import Empty, PriorityQueue
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,9 +46,16 @@ from penstock.protocol.wire.messages.kv_tier import (
     KVCopied,
     KVCopies,
     KVForget,
-    split,
 )
 from penstock.services.worker.direct_copy import DirectCopies
+from penstock.services.worker.gpu.transfer_parts import (
+    Group,
+    Landing,
+    Mark,
+    Raised,
+    Staging,
+    Transfer,
+)
 from penstock.services.worker.kv_copies import KeeperMemory, check_numbers
 from penstock.services.worker.memory import TIER_STAGING_BYTES
 
@@ -67,108 +73,6 @@ asked for between them."""
 MOST_PIECE_BLOCKS = 32
 """Blocks of a message that stores. Each is a copy of its own, some 5 us of the thread that launches
 steps, and small blocks are soon copied."""
-
-
-class _Staging(NamedTuple):
-    """Room for a group of blocks."""
-
-    device: Tensor
-    """[blocks, slot bytes] uint8 of the device."""
-    host: Tensor
-    """[blocks, slot bytes] uint8, pinned where there is a device."""
-    rows: list[memoryview]
-    """The same, block by block."""
-
-
-class _Landing(NamedTuple):
-    """Room for a group of blocks that one thread loads."""
-
-    rows: list[memoryview]
-    """The host's memory, slot by slot, pinned where there is a device."""
-    contents: list[Tensor]
-    """The same without headers."""
-    direct: DirectCopies | None
-    """``None``: torch copies."""
-
-
-class _Transfer:
-    """What one message asks for."""
-
-    def __init__(self, message: KVCopies, places: list[memoryview], groups: int) -> None:
-        """places: the keeper's slots."""
-        self.message, self.places, self.keys = message, places, split(message.keys)
-        self.began = time.perf_counter()
-        self.lock = threading.Lock()
-        self.left = groups
-        """Groups that are not over."""
-        self.rank = 0
-        """What is added to the blocks that are left; the least goes first."""
-        self.done = len(message.blocks)
-        """The first blocks that are copied, as far as is known."""
-        self.corrupted = self.forgotten = False
-        self.failure = ""
-
-    def stopped_at(self, block: int, *, corrupted: bool = False, failure: str = "") -> None:
-        """The block at this place cannot be copied."""
-        with self.lock:
-            if block < self.done:
-                self.done, self.corrupted, self.failure = block, corrupted, failure
-
-    def over(self) -> bool:
-        """A group is over. Returns whether it was the last one."""
-        with self.lock:
-            self.left -= 1
-            return not self.left
-
-    def answer(self) -> KVCopied:
-        seconds, message = time.perf_counter() - self.began, self.message
-        outcome = self.corrupted, self.failure
-        return KVCopied(message.epoch, message.number, self.done, seconds, *outcome)
-
-
-class _Mark:
-    """A place on a stream; on the CPU, where all is done at once, nothing."""
-
-    def __init__(self, on_gpu: bool) -> None:
-        self._event = torch.cuda.Event(blocking=True) if on_gpu else None  # type: ignore[no-untyped-call]
-
-    def set(self) -> None:
-        """Here, on the present stream."""
-        if self._event is not None:
-            self._event.record()
-
-    def precede(self) -> None:
-        """Let what follows on the present stream begin behind it."""
-        if self._event is not None:
-            self._event.wait()
-
-    @property
-    def is_passed(self) -> bool:
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Until it is passed."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
-class _Group(NamedTuple):
-    """Blocks that one thread copies at a time."""
-
-    transfer: _Transfer
-    start: int
-    """Of the message's blocks."""
-    fetched: _Mark | None = None
-    """When a store has its blocks in ``staging``; a load uses the thread's own."""
-    staging: _Staging | None = None
-
-
-class _Raised(NamedTuple):
-    """A group that is loaded, whose copies to the device are under way."""
-
-    group: _Group
-    brought: _Mark | DirectCopies | None
-    """``None``: nothing is copied."""
 
 
 class BlockTransfers:
@@ -193,34 +97,34 @@ class BlockTransfers:
         self._stores = deque(self._staging() for _ in range(groups))
         self.piece_bytes = min(groups // pieces * self._rows, MOST_PIECE_BLOCKS) * self.slot_bytes
         self._gather, self._down, self._up = (self._stream(priority) for priority in (-1, 0, 0))
-        self._tasks: PriorityQueue[tuple[int, int, _Group]] = PriorityQueue()
+        self._tasks: PriorityQueue[tuple[int, int, Group]] = PriorityQueue()
         """By what is left of their loads and their rank; stores go first."""
         self._order = itertools.count()
         self._asked = 0
         """Blocks of all loads so far."""
-        self._waiting: deque[tuple[_Transfer, _Mark]] = deque()
+        self._waiting: deque[tuple[Transfer, Mark]] = deque()
         """Loads, and the steps behind which each begins."""
-        self._done: deque[tuple[_Transfer, _Staging | None, bool]] = deque()
+        self._done: deque[tuple[Transfer, Staging | None, bool]] = deque()
         """Groups that are over: of what, the staging that comes back, whether it was the last."""
-        self._under_way: dict[int, _Transfer] = {}
+        self._under_way: dict[int, Transfer] = {}
         for _ in range(self._threads):
             own = [self._landing() for _ in range(LANDINGS)]
             threading.Thread(target=self._run, args=(own,), name="kv blocks", daemon=True).start()
 
-    def _staging(self) -> _Staging:
+    def _staging(self) -> Staging:
         shape = self._rows, self.slot_bytes
         device = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         host = torch.zeros(shape, dtype=torch.uint8, pin_memory=self._on_gpu)
-        return _Staging(device, host, [memoryview(row) for row in host.numpy()])
+        return Staging(device, host, [memoryview(row) for row in host.numpy()])
 
-    def _landing(self) -> _Landing:
+    def _landing(self) -> Landing:
         shape = self._load_rows, self.slot_bytes
         host = torch.zeros(shape, dtype=torch.uint8, pin_memory=self._on_gpu)
         contents = [row[HEADER_BYTES : HEADER_BYTES + self._block_bytes] for row in host]
         direct = None
         if self._up is not None and DirectCopies.possible():
             direct = DirectCopies(self._up.cuda_stream)
-        return _Landing([memoryview(row) for row in host.numpy()], contents, direct)
+        return Landing([memoryview(row) for row in host.numpy()], contents, direct)
 
     def _stream(self, priority: int) -> torch.cuda.Stream | None:
         if not self._on_gpu:
@@ -228,9 +132,9 @@ class BlockTransfers:
         return torch.cuda.Stream(self._device, priority=priority)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
-    def _on(self, stream: torch.cuda.Stream | None, after: _Mark | None) -> Iterator[_Mark]:
+    def _on(self, stream: torch.cuda.Stream | None, after: Mark | None) -> Iterator[Mark]:
         """Put work on a stream behind a mark of another one; what is given marks its end."""
-        mark = _Mark(self._on_gpu)
+        mark = Mark(self._on_gpu)
         with torch.inference_mode(), torch.cuda.stream(stream):
             if after is not None:
                 after.precede()
@@ -286,7 +190,7 @@ class BlockTransfers:
             count = min(self._rows, len(slots) - start)
             with self._on(self._down, gathered) as fetched:
                 staging.host[:count].copy_(staging.device[:count], non_blocking=True)
-            self._give(_Group(transfer, start, fetched, staging))
+            self._give(Group(transfer, start, fetched, staging))
         return True
 
     def _load(self, message: KVCopies, slots: list[memoryview]) -> bool:
@@ -307,17 +211,17 @@ class BlockTransfers:
             transfer.began = time.perf_counter()
             starts = range(0, len(transfer.places), self._load_rows)
             for start in starts[: self._threads]:  # each brings the one behind it, see ``_run``
-                self._give(_Group(transfer, start))
+                self._give(Group(transfer, start))
 
-    def _give(self, group: _Group) -> None:
+    def _give(self, group: Group) -> None:
         """Let a thread copy this."""
         transfer, turn = group.transfer, 0
         if group.staging is None:
             turn = len(transfer.places) - group.start + transfer.rank
         self._tasks.put((turn, next(self._order), group))
 
-    def _begin(self, message: KVCopies, slots: list[memoryview], groups: int) -> _Transfer:
-        transfer = self._under_way[message.number] = _Transfer(message, slots, groups)
+    def _begin(self, message: KVCopies, slots: list[memoryview], groups: int) -> Transfer:
+        transfer = self._under_way[message.number] = Transfer(message, slots, groups)
         return transfer
 
     def finished(self) -> list[KVCopied]:
@@ -351,9 +255,9 @@ class BlockTransfers:
 
     # --- other threads
 
-    def _run(self, landings: list[_Landing]) -> None:
+    def _run(self, landings: list[Landing]) -> None:
         turns = itertools.cycle(landings)
-        before: _Raised | None = None
+        before: Raised | None = None
         while True:
             group = self._next_task(wait=before is None)
             raised = None
@@ -367,13 +271,13 @@ class BlockTransfers:
             if group is not None and group.staging is not None:
                 self._put_away(group, group.staging)
 
-    def _next_task(self, *, wait: bool) -> _Group | None:
+    def _next_task(self, *, wait: bool) -> Group | None:
         try:
             return self._tasks.get(block=wait)[2]
         except Empty:
             return None
 
-    def _put_away(self, group: _Group, staging: _Staging) -> None:
+    def _put_away(self, group: Group, staging: Staging) -> None:
         """From host staging into the keeper's slots."""
         transfer, at = group.transfer, group.start
         places = transfer.places[at : at + self._rows]
@@ -388,7 +292,7 @@ class BlockTransfers:
             transfer.stopped_at(at, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, staging, transfer.over()))
 
-    def _bring(self, group: _Group, own: _Landing) -> _Raised:
+    def _bring(self, group: Group, own: Landing) -> Raised:
         """From the keeper's slots into blocks, up to one that is not what was stored."""
         transfer, at = group.transfer, group.start
         places = transfer.places[at : at + self._load_rows]
@@ -405,9 +309,9 @@ class BlockTransfers:
             brought = self._raise(group, at, own)
         except Exception as error:
             transfer.stopped_at(group.start, failure=f"{type(error).__name__}: {error}")
-        return _Raised(group, brought)
+        return Raised(group, brought)
 
-    def _landed(self, raised: _Raised | None) -> None:
+    def _landed(self, raised: Raised | None) -> None:
         """Wait until a group is in its blocks: what it was copied from is free again."""
         if raised is None:
             return
@@ -419,7 +323,7 @@ class BlockTransfers:
             transfer.stopped_at(raised.group.start, failure=f"{type(error).__name__}: {error}")
         self._done.append((transfer, None, transfer.over()))
 
-    def _raise(self, group: _Group, end: int, own: _Landing) -> _Mark | DirectCopies | None:
+    def _raise(self, group: Group, end: int, own: Landing) -> Mark | DirectCopies | None:
         """From the host into blocks, unless nobody wants them any more. Returns what to wait
         for."""
         transfer = group.transfer

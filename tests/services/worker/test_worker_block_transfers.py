@@ -24,6 +24,7 @@ from penstock.protocol.wire.messages.kv_tier import (
 from penstock.services.keeper.pool import SlotPool
 from penstock.services.worker.gpu import block_transfers
 from penstock.services.worker.gpu.block_transfers import BlockTransfers
+from penstock.services.worker.gpu.transfer_parts import Mark
 
 SPACE = b"s" * 16
 BLOCKS, SHAPE = 40, (3, 2, 2, 16, 8)
@@ -178,7 +179,7 @@ def test_a_load_begins_when_the_steps_before_it_are_over(
     before = blocks.clone()
     assert execute(transfers, copies_of(pool, [1, 2], store=True)).done == 2
     steps_over = threading.Event()
-    monkeypatch.setattr(block_transfers._Mark, "is_passed", property(lambda _: steps_over.is_set()))
+    monkeypatch.setattr(Mark, "is_passed", property(lambda _: steps_over.is_set()))
     load = copies_of(pool, [21, 22], store=False, number=2, shift=20)
     assert transfers.answer(load, 1, 0, 0) is None
     store = copies_of(pool, [3], store=True, number=3)

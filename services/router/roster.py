@@ -346,9 +346,8 @@ class Roster:
     def publish(self, now: float) -> bool:
         """Send everyone what has changed since the last call; whoever is new gets the whole.
         Returns whether somebody has come, gone or changed otherwise than by a note."""
-        notes = self._noted and now - self._noted_at >= NOTE_SECONDS
         changed = bool(self._changed or self._gone)
-        if not (changed or notes):
+        if not changed and not (self._noted and now - self._noted_at >= NOTE_SECONDS):
             return False
         named = [m.peer() for i, m in self.members.items() if i in self._changed | self._noted]
         change = Members(
@@ -363,8 +362,7 @@ class Roster:
             sleepers=list(self.asleep.values()),
         )
         self._changed, self._noted, self._gone, self._lost_since = set(), set(), [], []
-        self._noted_at = now
-        self.version += 1
+        self._noted_at, self.version = now, self.version + 1
         for member in list(self.members.values()):
             if member.told and member.told == change.since:
                 member.told = change.version if self._send(member.address, change) else 0

@@ -39,7 +39,7 @@ from penstock.services.scheduler.sequence import Sequence
 from penstock.services.scheduler.tier_counters import TierCounters
 from penstock.services.scheduler.tier_loads import Load, Loads
 from penstock.services.scheduler.tier_rates import TierRates
-from penstock.services.scheduler.tier_stores import KeptBlocks, StoreQueue, Storing
+from penstock.services.scheduler.tier_stores import KeptBlocks, StoreQueue, StoresUnderWay, Storing
 from penstock.services.scheduler.waiting_queue import WaitingQueue
 
 PIECE_BYTES = 2 * 1024 * 1024
@@ -48,8 +48,6 @@ PIECE_BYTES = 2 * 1024 * 1024
 URGENT_PIECES = 4
 """At most so many are copied ahead of one step that overwrites them; the rest is missed. Where
 copies run beside steps, it is ``URGENT_STORES``, also of several steps together."""
-LOST_TICKS = 240
-"""A copy that is not answered for so many ticks, a minute, is lost."""
 AHEAD = 0
 """As ``store_after``: what is computed is stored at once, since other engines wait for it; whole
 steps at a time, unless copies run beside the steps."""
@@ -86,8 +84,7 @@ class KVTier:
         self._known: set[bytes] = set()
         self._stock: list[int] = []
         """Empty slots that the keeper has lent."""
-        self._storing: dict[int, Storing] = {}
-        """Copies under way, by number."""
+        self._storing = StoresUnderWay()
         self._untold: set[bytes] = set()
         """What is stored, while the keeper has not told everybody; only with ``AHEAD``."""
         self._numbers = itertools.count(1)
@@ -111,6 +108,7 @@ class KVTier:
         self._at_a_time = STORES_AT_A_TIME if self.piece_bytes else 1
         most = URGENT_STORES if self.piece_bytes else URGENT_PIECES
         self._stores.most_urgent = most * self._piece
+        self._stores.sharing = self._storing if self.piece_bytes else None
         if self.is_open:
             self._stores.follow()
         self._loads = Loads(kv, self._waiting, self._numbers)
@@ -129,7 +127,6 @@ class KVTier:
         self._untold.clear()
         self._stock.clear()
         self._storing.clear()
-        self._count_urgent()
         self._stores.stop()
         self._end_loads()
         self._breaker.reset()
@@ -156,7 +153,6 @@ class KVTier:
             unused = list(lost.slots.values())
             self.to_keeper.append(TierStored(b"", [], unused, self._reply_to))
         if numbers:
-            self._count_urgent()
             self._loads.stored()
 
     def _end_loads(self) -> None:
@@ -204,10 +200,8 @@ class KVTier:
 
     def after_step(self) -> None:
         """Copy the next of what is wanted there, unless as much is under way as may be."""
-        stores = self._stores
-        while len(stores) and self._stock and self._under_way < self._at_a_time:
-            found = self._stores.take(min(self._store_piece, len(self._stock)))
-            if not found:
+        while len(self._stores) and self._stock and self._storing.in_time < self._at_a_time:
+            if not (found := self._stores.take(min(self._store_piece, len(self._stock)))):
                 return
             self._store(found)
 
@@ -215,18 +209,6 @@ class KVTier:
         """Blocks were taken, by a plan or for a load: what they overwrite is copied first."""
         if self._stores.urgent and (urgent := self._stores.take_urgent()):
             self._store(urgent, urgent=True)
-            self._count_urgent()
-
-    @property
-    def _under_way(self) -> int:
-        """Stores that there is time for."""
-        return sum(not one.urgent for one in self._storing.values())
-
-    def _count_urgent(self) -> None:
-        """Where copies run beside steps, those ahead of several steps share the room."""
-        if self.piece_bytes:
-            urgent = [one.count for one in self._storing.values() if one.urgent]
-            self._stores.urgent_under_way = sum(urgent)
 
     def _store(self, found: list[tuple[bytes, int]], *, urgent: bool = False) -> None:
         names = [name for name, _ in found]
@@ -263,15 +245,11 @@ class KVTier:
             self._untold.update(good)
         if done:
             self.rates.stored(done, message.seconds, now)
-        if storing.urgent:
-            self._count_urgent()
         self.after_step()
 
     def is_due(self, name: bytes) -> bool:
         """Whether a block is about to be at hand for other engines."""
-        if name in self._untold or name in self._stores:
-            return True
-        return any(name in one.slots for one in self._storing.values())
+        return name in self._untold or name in self._stores or self._storing.has(name)
 
     def is_at_hand(self, name: bytes) -> bool:
         """Whether the keeper has a block, and every engine knows."""
@@ -298,8 +276,7 @@ class KVTier:
         """What was computed under these names may be wrong."""
         self._stores.forget(names)
         self._loads.distrust(names)
-        for one in self._storing.values():
-            one.bad |= set(names).intersection(one.slots)
+        self._storing.distrust(names)
         if self.is_open and (kept := [name for name in names if name in self._known]):
             self._known.difference_update(kept)
             self.to_keeper.append(TierDrop(joined(kept), False, self._reply_to))
@@ -331,7 +308,7 @@ class KVTier:
             self.counters.slow += 1
             return False
         load, ahead = self._loads.of(digests[first]), self._loads.blocks_to_come
-        if any(digests[first] in one.slots for one in self._storing.values()):
+        if self._storing.has(digests[first]):
             until = now + self.rates.longest_wait(count + ahead)
             self._loads.wait_for_store(sequence, count, until)
             return True
@@ -418,8 +395,6 @@ class KVTier:
                 self._breaker.failed(now, late=True)
                 self.rates.late(len(load.names))
             self._end(load, failed=True)
-        for one in self._storing.values():
-            one.ticks += 1
-        self._give_up([n for n, one in self._storing.items() if one.ticks > LOST_TICKS])
+        self._give_up(self._storing.tick())
         self.counters.missed_stores = self._stores.missed
         self.after_step()

@@ -20,6 +20,8 @@ from penstock.services.scheduler.in_flight import StepsInFlight
 MOST_SEEN = 1 << 18
 """Names that were seen once are remembered for as long as so many others come."""
 MOST_WANTED = 1 << 16
+LOST_TICKS = 240
+"""A copy that is not answered for so many ticks, a minute, is lost."""
 
 
 class KeptBlocks(NamedTuple):
@@ -46,6 +48,33 @@ class Storing:
     """Names whose content may be wrong, as was found since."""
 
 
+class StoresUnderWay(dict[int, Storing]):
+    """Copies that are not answered, by number."""
+
+    @property
+    def in_time(self) -> int:
+        """Those that there is time for."""
+        return sum(not one.urgent for one in self.values())
+
+    @property
+    def urgent_blocks(self) -> int:
+        return sum(one.count for one in self.values() if one.urgent)
+
+    def has(self, name: bytes) -> bool:
+        return any(name in one.slots for one in self.values())
+
+    def distrust(self, names: list[bytes]) -> None:
+        """Content under these names may be wrong."""
+        for one in self.values():
+            one.bad |= set(names).intersection(one.slots)
+
+    def tick(self) -> list[int]:
+        """Which are lost."""
+        for one in self.values():
+            one.ticks += 1
+        return [number for number, one in self.items() if one.ticks > LOST_TICKS]
+
+
 class StoreQueue:
     """What is to be copied."""
 
@@ -63,8 +92,9 @@ class StoreQueue:
         self.room = 0
         """How many more can be copied now."""
         self.most_urgent = 0
-        """How many may be copied ahead of a step, with those that still are."""
-        self.urgent_under_way = 0
+        """How many may be copied ahead of a step …"""
+        self.sharing: StoresUnderWay | None = None
+        """… with those of earlier steps that still are, where copies run beside steps."""
         self.missed = 0
         """Wanted blocks that were not copied because there was no room."""
 
@@ -100,7 +130,8 @@ class StoreQueue:
         del self._wanted[name]
         if self._blocks.completed_by(block) > self._answered:
             return
-        if len(self.urgent) < min(self.room, self.most_urgent - self.urgent_under_way):
+        under_way = 0 if self.sharing is None else self.sharing.urgent_blocks
+        if len(self.urgent) < min(self.room, self.most_urgent - under_way):
             self.urgent.append((name, block))
         else:
             self.missed += 1

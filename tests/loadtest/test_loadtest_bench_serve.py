@@ -255,7 +255,7 @@ def test_goodput_counts_requests_within_the_limits(slow: str, run: Any) -> None:
     flags = ["--num-prompts", "10", "--random-output-len", "3"]
     _, result = run(slow, "plain", *flags, "--goodput", "ttft:60000", "tpot:60000")
     assert result["request_goodput"] == pytest.approx(result["request_throughput"])
-    _, result = run(slow, "plain", *flags, "--goodput", "ttft:60000", "tpot:1")
+    _, result = run(slow, "plain", *flags, "--goodput", "ttft:1", "tpot:60000")
     assert result["request_goodput"] == 0.0
     _, result = run(slow, "plain", *flags)
     assert result["request_goodput"] is None
